@@ -1,0 +1,49 @@
+# Needs Python 3.11+ and make; Java 17+ and Maven only where a target says so. `make help` lists the targets.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+
+.PHONY: setup
+setup: .venv/.ready ## make .venv with everything in it
+
+.venv/.ready: pyproject.toml uv.lock scripts/setup.sh
+	@scripts/setup.sh
+	@touch $@
+
+.PHONY: demo
+demo: setup ## see what Semel does, without a broker
+	@$(BIN)/semel demo
+
+.PHONY: test
+test: setup ## the everyday suite (no broker, no Java)
+	@$(BIN)/pytest
+
+.PHONY: lint
+lint: setup ## style and formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+.PHONY: format
+format: setup ## put imports and formatting right
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+.PHONY: types
+types: setup ## pyright, strict on wire and records
+	@$(BIN)/pyright
+
+.PHONY: conformance
+conformance: setup ## the same behaviour on Apache Kafka 4.x and 3.9 (Java 17+, Maven)
+	@scripts/need-java.sh mvn
+	@$(BIN)/pytest -m conformance
+
+.PHONY: bench
+bench: setup ## every benchmark section (the client section needs Java 17+ and Maven)
+	@scripts/need-java.sh mvn
+	@$(BIN)/semel bench

@@ -1,0 +1,1 @@
+"""Exactly-once data pipelines between Kafka, Spark and databases."""

@@ -1,0 +1,1 @@
+"""Kafka's client side on blocking sockets: producer, fetcher, admin."""

@@ -1,0 +1,74 @@
+"""Looking at a cluster and changing it: topics, settings, groups, transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from semel.client.admin_groups import CommittedOffset, GroupAdmin, GroupDescription, GroupMember, ListedGroup
+from semel.client.admin_topics import (
+    BrokerDescription,
+    ClusterDescription,
+    ConfigEntry,
+    Features,
+    PartitionDescription,
+    TopicAdmin,
+    TopicDescription,
+)
+from semel.client.admin_transactions import (
+    ListedTransaction,
+    ProducerState,
+    TransactionAdmin,
+    TransactionDescription,
+)
+from semel.client.cluster import Cluster
+from semel.client.config import parse_config
+from semel.client.offsets import ListedOffset
+
+__all__ = [
+    "Admin",
+    "BrokerDescription",
+    "ClusterDescription",
+    "CommittedOffset",
+    "ConfigEntry",
+    "Features",
+    "GroupDescription",
+    "GroupMember",
+    "ListedGroup",
+    "ListedOffset",
+    "ListedTransaction",
+    "PartitionDescription",
+    "ProducerState",
+    "TopicDescription",
+    "TransactionDescription",
+]
+
+
+class Admin(TopicAdmin, GroupAdmin, TransactionAdmin):
+    """Calls return when the broker has answered; what may pass is retried for `default.api.timeout.ms`.
+
+    >>> with Admin({"bootstrap.servers": "127.0.0.1:9092"}) as admin:  # doctest: +SKIP
+    ...     admin.create_topics("orders", partitions=6)
+    ...     admin.describe_topics("orders")["orders"].partitions[0].leader
+    """
+
+    def __init__(self, cluster_or_settings: Cluster | Mapping[str, object]) -> None:
+        self._owns_cluster = not isinstance(cluster_or_settings, Cluster)
+        self._cluster = (
+            cluster_or_settings
+            if isinstance(cluster_or_settings, Cluster)
+            else Cluster(parse_config(cluster_or_settings).client)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._owns_cluster:
+            self._cluster.close()

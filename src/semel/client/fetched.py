@@ -1,0 +1,177 @@
+"""What one partition's part of a Fetch response holds for a reader at a given position. Pure: bytes in, records out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from semel.client.visibility import AbortedTransaction, Visibility
+from semel.errors import CorruptRecords, RecordTooLarge
+from semel.records import RECORD_SCHEMA, BatchHeader, ControlMarker, decode_batches, iter_batches, read_control_batch
+
+# Spark's Kafka connector has them in this order.
+READ_SCHEMA = pa.schema(
+    [
+        RECORD_SCHEMA.field("key"),
+        RECORD_SCHEMA.field("value"),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        RECORD_SCHEMA.field("offset"),
+        RECORD_SCHEMA.field("timestamp"),
+        RECORD_SCHEMA.field("timestamp_type"),
+        RECORD_SCHEMA.field("headers"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRecords:
+    """What one fetch brought from one partition; the table may be empty where only aborted records were passed."""
+
+    topic: str
+    partition: int
+    table: pa.Table
+    """In `RECORD_SCHEMA`."""
+    next_offset: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    markers: tuple[ControlMarker, ...] = ()
+    """The transaction markers among the records, if they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The offsets a reader wants: from `start`, up to but without `end`; and what it may see of them."""
+
+    start: int
+    end: int | None = None
+    read_committed: bool = True
+    last_stable_offset: int = -1
+    include_markers: bool = False
+
+    @property
+    def stop(self) -> int | None:
+        """The first offset that must not be given out, if there is a limit."""
+        limits = [] if self.end is None else [self.end]
+        # The broker stops at the last stable offset by itself; a batch that it appended after it had taken the number
+        # is left for the next fetch, so that no record is ever beyond the number that is reported beside it.
+        if self.read_committed and self.last_stable_offset >= 0:
+            limits.append(self.last_stable_offset)
+        return min(limits, default=None)
+
+
+@dataclass(slots=True)
+class Opened:
+    """The batches of a response sorted out by their headers alone; nothing is decoded yet."""
+
+    window: Window
+    next_offset: int
+    visible: list[memoryview] = field(default_factory=list[memoryview])
+    markers: list[ControlMarker] = field(default_factory=list[ControlMarker])
+    damaged: CorruptRecords | None = None
+    """Why the walk ended before the end of the data: what comes before it is fine."""
+    is_cut_short: bool = False
+    """There are bytes, and not one whole batch in them: the same position must be fetched with a larger limit."""
+
+    def keep_before(self, offset: int, batch_count: int) -> None:
+        """Only the first visible batches, up to `offset`: the batch there is damaged."""
+        self.visible = self.visible[:batch_count]
+        self.markers = [marker for marker in self.markers if marker.offset < offset]
+        self.next_offset = offset
+
+
+def open_records(records: bytes | memoryview, window: Window, aborted: Iterable[AbortedTransaction] = ()) -> Opened:
+    """Walk over the batches of a response, choose the visible ones and find the next position."""
+    opened = Opened(window, window.start)
+    visibility = Visibility(aborted if window.read_committed else ())
+    stop = window.stop
+    seen = 0
+    try:
+        for header, batch in iter_batches(records):
+            seen += 1
+            if stop is not None and header.base_offset >= stop:
+                if window.end is not None and header.base_offset >= window.end:
+                    opened.next_offset = max(opened.next_offset, window.end)  # only a gap lies between
+                break
+            _sort_out(header, batch, opened, visibility)
+    except CorruptRecords as error:
+        opened.damaged = error
+    opened.is_cut_short = len(records) > 0 and seen == 0 and opened.damaged is None
+    return opened
+
+
+def _sort_out(header: BatchHeader, batch: memoryview, opened: Opened, visibility: Visibility) -> None:
+    window = opened.window
+    marker = None
+    if header.is_control and window.include_markers and header.last_offset >= window.start:
+        marker = read_control_batch(batch)
+
+    def kind_of_marker():
+        found = marker or read_control_batch(batch)
+        return None if found is None else found.kind
+
+    is_visible = visibility.admits(header, kind_of_marker)
+    if header.last_offset < window.start:
+        return  # a broker may begin before the position that was asked for
+    if is_visible and header.record_count:
+        opened.visible.append(batch)
+    if marker is not None:
+        opened.markers.append(marker)
+    # Compaction leaves gaps and emptied batches, so the position follows the headers and not the records.
+    opened.next_offset = header.last_offset + 1 if window.end is None else min(header.last_offset + 1, window.end)
+
+
+def decode_opened(opened: Opened, *, check_crc: bool) -> pa.Table:
+    """The visible records of the window, as one table in `RECORD_SCHEMA`."""
+    if not opened.visible:
+        return RECORD_SCHEMA.empty_table()
+    table = decode_batches(opened.visible, check_crc=check_crc)
+    return cut_to_window(table, opened.window.start, opened.window.end)
+
+
+def intact_prefix(batches: Sequence[memoryview], *, check_crc: bool) -> int:
+    """How many batches from the front on can be decoded."""
+    for count, batch in enumerate(batches):
+        try:
+            decode_batches([batch], check_crc=check_crc)
+        except (CorruptRecords, RecordTooLarge):
+            return count
+    return len(batches)
+
+
+def cut_to_window(table: pa.Table, start: int, end: int | None) -> pa.Table:
+    """Without the records before `start` and from `end` on: a fetch gives whole batches.
+
+    >>> table = RECORD_SCHEMA.empty_table().set_column(0, "offset", pa.array([], pa.int64()))
+    >>> cut_to_window(table, 5, 9).num_rows
+    0
+    """
+    offsets = table.column("offset")
+    first = _count_below(offsets, start)
+    count = (table.num_rows if end is None else _count_below(offsets, end)) - first
+    return table if count == table.num_rows else table.slice(first, max(count, 0))
+
+
+def _count_below(offsets: pa.ChunkedArray, limit: int) -> int:
+    """How many offsets are below `limit`; they are sorted, so whole chunks are passed by their last one."""
+    count = 0
+    for chunk in offsets.chunks:
+        if len(chunk) and chunk[-1].as_py() >= limit:
+            return count + int(chunk.to_numpy().searchsorted(limit))
+        count += len(chunk)
+    return count
+
+
+def to_read_table(fetched: Iterable[PartitionRecords]) -> pa.Table:
+    """One table in `READ_SCHEMA` from the records of several partitions."""
+    tables: list[pa.Table] = []
+    for records in fetched:
+        table, count = records.table, records.table.num_rows
+        columns = {name: table.column(name) for name in table.column_names}
+        columns["topic"] = pa.repeat(pa.scalar(records.topic, pa.string()), count)
+        columns["partition"] = pa.repeat(pa.scalar(records.partition, pa.int32()), count)
+        tables.append(pa.table([columns[name] for name in READ_SCHEMA.names], schema=READ_SCHEMA))
+    return pa.concat_tables(tables) if tables else READ_SCHEMA.empty_table()

@@ -1,0 +1,233 @@
+"""Reads many partitions at once into Arrow tables, without a consumer group. Blocking, for one thread.
+
+When a response is in, its batch headers alone tell the next positions, so the next request goes out before the records
+are decoded: broker and reader work at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Self, overload
+
+import pyarrow as pa
+
+from semel.client.cluster import Cluster
+from semel.client.config import FetchConfig, parse_config
+from semel.client.fetch_requests import Chunk, FetchRequests, Reading
+from semel.client.fetched import READ_SCHEMA, PartitionRecords, decode_opened, intact_prefix, to_read_table
+from semel.client.leader_calls import describe
+from semel.client.offsets import Edge, edge_offsets, timestamp_offsets
+from semel.client.partitions import TopicPartition
+from semel.errors import ConfigError, CorruptRecords, InvalidState, RecordTooLarge, RequestTimedOut
+from semel.records import ControlMarker, read_header
+
+__all__ = ["READ_SCHEMA", "Fetcher", "PartitionRecords", "find_marker", "to_read_table"]
+
+
+class Fetcher:
+    """
+    >>> with Fetcher({"bootstrap.servers": "127.0.0.1:9092"}) as fetcher:  # doctest: +SKIP
+    ...     fetcher.assign({("orders", 0): "earliest", ("orders", 1): 1_000})
+    ...     for table in fetcher.read_until(fetcher.end_offsets()):
+    ...         print(table.num_rows)
+
+    A `Cluster` may be given instead of settings. It is then shared and stays open; while a fetch waits for new records,
+    other requests to the same broker wait behind it, up to `fetch.max.wait.ms`.
+    """
+
+    def __init__(
+        self,
+        cluster_or_settings: Cluster | Mapping[str, object],
+        config: FetchConfig | None = None,
+        *,
+        include_markers: bool = False,
+    ) -> None:
+        if isinstance(cluster_or_settings, Cluster):
+            self._cluster, self._owns_cluster = cluster_or_settings, False
+            self.config = config or FetchConfig()
+        else:
+            settings = parse_config(cluster_or_settings)
+            self._cluster, self._owns_cluster = Cluster(settings.client), True
+            self.config = config or settings.fetch
+        self._requests = FetchRequests(self._cluster, self.config, include_markers=include_markers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._owns_cluster:
+            self._cluster.close()
+
+    # -- positions -------------------------------------------------------------------------------------------------
+
+    def assign(self, positions: Mapping[tuple[str, int], int | Edge]) -> None:
+        """Read these partitions from now on, each from the given offset, and no others."""
+        self._requests.assign(
+            self._find_offsets({TopicPartition(*named): position for named, position in positions.items()})
+        )
+
+    def seek(self, topic: str, partition: int, position: int | Edge) -> None:
+        """Go on reading an assigned partition at another offset."""
+        reading = self._reading(topic, partition)
+        reading.move(self._find_offsets({reading.partition: position})[reading.partition])
+
+    @property
+    def positions(self) -> dict[TopicPartition, int]:
+        """The next offset of each assigned partition: everything before it was handed out or is not visible."""
+        return {partition: reading.position for partition, reading in self._requests.readings.items()}
+
+    @overload
+    def offsets_for(self, partitions: Iterable[tuple[str, int]], when: Edge) -> dict[TopicPartition, int]: ...
+
+    @overload
+    def offsets_for(self, partitions: Iterable[tuple[str, int]], when: int) -> dict[TopicPartition, int | None]: ...
+
+    def offsets_for(
+        self, partitions: Iterable[tuple[str, int]], when: Edge | int
+    ) -> dict[TopicPartition, int] | dict[TopicPartition, int | None]:
+        """Where the partitions begin ("earliest") or end ("latest"), or their first record of a time in milliseconds.
+
+        The end for a `read_committed` reader is the last stable offset. None: there is no record that late (yet).
+        """
+        named = [TopicPartition(*partition) for partition in partitions]
+        if isinstance(when, int):
+            return timestamp_offsets(self._cluster, named, when, self.config.isolation)
+        return edge_offsets(self._cluster, named, when, self.config.isolation)
+
+    def end_offsets(self) -> dict[TopicPartition, int]:
+        """The present end of each assigned partition, for `read_until`."""
+        return self.offsets_for(self._requests.readings, "latest")
+
+    def _reading(self, topic: str, partition: int) -> Reading:
+        reading = self._requests.readings.get(TopicPartition(topic, partition))
+        if reading is None:
+            raise InvalidState(
+                f"Topic {topic!r} partition {partition} is not assigned to this fetcher: assign() it first."
+            )
+        return reading
+
+    def _find_offsets(self, positions: Mapping[TopicPartition, int | Edge]) -> dict[TopicPartition, int]:
+        found: dict[TopicPartition, int] = {}
+        by_edge: dict[Edge, list[TopicPartition]] = {"earliest": [], "latest": []}
+        for partition, position in positions.items():
+            if isinstance(position, str) and position in by_edge:
+                by_edge[position].append(partition)
+            elif isinstance(position, int) and position >= 0:
+                found[partition] = position
+            else:
+                raise ConfigError(f'{position!r} is no position: write an offset, "earliest" or "latest".')
+        for edge, partitions in by_edge.items():
+            found.update(edge_offsets(self._cluster, partitions, edge, self.config.isolation))
+        return {partition: found[partition] for partition in positions}
+
+    # -- records ---------------------------------------------------------------------------------------------------
+
+    def fetch(self, timeout_ms: float = 1_000) -> list[PartitionRecords]:
+        """The next records of whichever partitions have some; an empty list if none came in time.
+
+        Lost connections and moving leaders are retried for `default.api.timeout.ms`, over several calls if need be.
+        """
+        deadline = self._cluster.clock() + timeout_ms / 1000
+        while True:
+            chunks = self._requests.wait_chunks(deadline)
+            if chunks and self._owns_cluster:  # on a shared one, others would wait behind a request nobody waits for
+                ahead = {chunk.reading.partition: chunk.opened.next_offset for chunk in chunks}
+                self._requests.send(ahead, math.inf)
+            fetched = [records for chunk in chunks if (records := self._decode(chunk)) is not None]
+            for records in fetched:
+                self._requests.advance(TopicPartition(records.topic, records.partition), records.next_offset)
+            if fetched:
+                return fetched
+            self._requests.raise_postponed()
+            if self._cluster.clock() >= deadline:
+                return []
+
+    def read(self, timeout_ms: float = 1_000) -> pa.Table:
+        """The next records of all partitions as one table, columns as in Spark's Kafka connector (`READ_SCHEMA`)."""
+        return to_read_table(self.fetch(timeout_ms))
+
+    def read_until(self, ends: Mapping[tuple[str, int], int], *, stall_ms: float | None = None) -> Iterator[pa.Table]:
+        """Tables as of `read`, until each of these partitions has reached its end; records from the end on stay unread.
+
+        Markers and aborted records count as reached. Without any progress for `stall_ms` (`default.api.timeout.ms`) it
+        gives up with `RequestTimedOut`: the end is not there yet, or an open transaction is in the way.
+        """
+        readings = [self._reading(*named) for named in ends]
+        everything = list(self._requests.readings.values())
+        for reading in everything:
+            reading.end = ends.get(reading.partition, reading.position)  # the others rest where they are
+        stall_ms = self._cluster.config.api_timeout_ms if stall_ms is None else stall_ms
+        try:
+            while any(not reading.is_finished for reading in readings):
+                fetched = self.fetch(stall_ms)
+                if not fetched:
+                    raise self._explain_stall(next(r for r in readings if not r.is_finished), stall_ms)
+                if any(records.table.num_rows for records in fetched):
+                    yield to_read_table(fetched)
+        finally:
+            for reading in everything:
+                reading.end = None
+
+    def _explain_stall(self, reading: Reading, stall_ms: float) -> RequestTimedOut:
+        [available] = self.offsets_for([reading.partition], "latest").values()
+        return RequestTimedOut(
+            f"Nothing new in {describe(reading.partition)} for {stall_ms:.0f} ms, at offset {reading.position} on the "
+            f"way to {reading.end}; a {self.config.isolation} reader can go up to {available} now. A transaction may "
+            "still be open, or the end lies beyond the log; what was handed out so far is complete."
+        )
+
+    def _decode(self, chunk: Chunk) -> PartitionRecords | None:
+        reading, opened = chunk.reading, chunk.opened
+        try:
+            table = decode_opened(opened, check_crc=self.config.check_crcs)
+        except (CorruptRecords, RecordTooLarge) as error:
+            good = intact_prefix(opened.visible, check_crc=self.config.check_crcs)
+            bad_offset = read_header(opened.visible[good]).base_offset
+            if bad_offset <= reading.position:
+                self._requests.report_damage(reading, error)
+                return None
+            opened.keep_before(bad_offset, good)
+            table = decode_opened(opened, check_crc=self.config.check_crcs)
+        return PartitionRecords(
+            *reading.partition,
+            table,
+            opened.next_offset,
+            chunk.high_watermark,
+            chunk.last_stable_offset,
+            chunk.log_start_offset,
+            tuple(opened.markers),
+        )
+
+    def fetch_markers(self, timeout_ms: float) -> list[ControlMarker]:
+        """Go on as `fetch` does without decoding any record, and return the transaction markers that were passed."""
+        chunks = self._requests.wait_chunks(self._cluster.clock() + timeout_ms / 1000)
+        for chunk in chunks:
+            self._requests.advance(chunk.reading.partition, chunk.opened.next_offset)
+        return [marker for chunk in chunks for marker in chunk.opened.markers]
+
+
+def find_marker(
+    cluster: Cluster, topic: str, partition: int, producer_id: int, from_offset: int, timeout_ms: float
+) -> ControlMarker | None:
+    """The first transaction marker of this producer at or after `from_offset`; None if there is none in time.
+
+    It tells how a transaction ended whose records in this partition begin at `from_offset`.
+    """
+    config = FetchConfig(isolation="read_uncommitted", partition_bytes_max=1 << 20, wait_ms_max=100)
+    deadline = cluster.clock() + timeout_ms / 1000
+    with Fetcher(cluster, config, include_markers=True) as fetcher:
+        fetcher.assign({(topic, partition): from_offset})
+        while True:
+            remaining_ms = (deadline - cluster.clock()) * 1000
+            for marker in fetcher.fetch_markers(max(0.0, remaining_ms)):
+                if marker.producer_id == producer_id:
+                    return marker
+            if remaining_ms <= 0:
+                return None

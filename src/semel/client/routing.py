@@ -1,0 +1,137 @@
+"""From rows and tables to encoded batches, each for one partition. No IO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from semel.client.config import ProducerConfig
+from semel.errors import ConfigError
+from semel.records import EncodedBatch, StickyPartitioner, encode_table, split_by_partition
+
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_ROW_SCHEMA = pa.schema(
+    [
+        ("value", pa.binary()),
+        ("key", pa.binary()),
+        ("headers", _HEADERS),
+        ("partition", pa.int32()),
+        ("timestamp", pa.timestamp("ms", "UTC")),
+    ]
+)
+_ROW_OVERHEAD_BYTES = 16
+
+
+@dataclass(slots=True)
+class RowBuffer:
+    """Single records, gathered by topic until they are worth a table."""
+
+    _columns: dict[str, dict[str, list[Any]]] = field(default_factory=dict[str, dict[str, list[Any]]])
+    _bytes: dict[str, int] = field(default_factory=dict[str, int])
+
+    def add(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Collection[tuple[str, bytes | None]],
+        partition: int | None,
+        timestamp_ms: int,
+    ) -> int:
+        """Take one record; returns how many bytes wait for its topic."""
+        columns = self._columns.get(topic)
+        if columns is None:
+            columns = self._columns[topic] = {name: [] for name in _ROW_SCHEMA.names}
+            self._bytes[topic] = 0
+        columns["value"].append(value)
+        columns["key"].append(key)
+        columns["headers"].append([{"key": name, "value": content} for name, content in headers])
+        columns["partition"].append(partition)
+        columns["timestamp"].append(timestamp_ms)
+        self._bytes[topic] += len(value or b"") + len(key or b"") + _ROW_OVERHEAD_BYTES
+        return self._bytes[topic]
+
+    def take_tables(self) -> Iterator[tuple[str, pa.Table]]:
+        """Everything gathered, a table a topic; the buffer is empty afterwards."""
+        taken, self._columns, self._bytes = self._columns, {}, {}
+        for topic, columns in taken.items():
+            try:
+                arrays = [pa.array(columns[name], type) for name, type in zip(_ROW_SCHEMA.names, _ROW_SCHEMA.types)]
+            except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
+                raise ConfigError(f"A record for topic {topic!r} has a field of the wrong type: {error}.") from error
+            yield topic, pa.table(arrays, schema=_ROW_SCHEMA)
+
+    def clear(self) -> None:
+        self._columns.clear()
+        self._bytes.clear()
+
+
+def encode_for_partitions(
+    topic: str | None,
+    table: pa.Table,
+    partition: int | None,
+    *,
+    partition_count: Callable[[str], int],
+    sticky: StickyPartitioner,
+    config: ProducerConfig,
+    now_ms: int,
+) -> Iterator[tuple[str, int, EncodedBatch]]:
+    """The table's rows as batches of at most `batch.size`, with the topic and partition of each."""
+    for name, rows in _by_topic(topic, table):
+        count = partition_count(name)
+        for index, part in split_by_partition(rows, _partitions(name, rows, partition, count, sticky)):
+            for batch in encode_table(
+                part,
+                compression=config.compression_type,
+                compression_level=config.compression_level,
+                batch_bytes_max=config.batch_bytes,
+                default_timestamp_ms=now_ms,
+            ):
+                yield name, index, batch
+
+
+def _by_topic(topic: str | None, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    if "value" not in table.column_names:
+        raise ConfigError(f"The table has no column 'value'; it has {', '.join(table.column_names)}. Nothing was sent.")
+    if topic is not None:
+        yield topic, table
+        return
+    if "topic" not in table.column_names:
+        raise ConfigError("No topic was given and the table has no column 'topic'; nothing was sent.")
+    topics = table.column("topic").combine_chunks()
+    if topics.null_count:
+        raise ConfigError(f"{topics.null_count} rows have no topic; nothing was sent.")
+    encoded = topics.cast(pa.string()).dictionary_encode()
+    codes = np.asarray(encoded.indices, np.int32)
+    for code, rows in split_by_partition(table, codes):
+        yield encoded.dictionary[code].as_py(), rows
+
+
+def _partitions(
+    topic: str, table: pa.Table, partition: int | None, count: int, sticky: StickyPartitioner
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """A partition that was asked for wins over the key's."""
+    if partition is not None:
+        chosen = np.full(table.num_rows, partition, np.int32)
+    elif "partition" in table.column_names:
+        asked = table.column("partition")
+        if asked.null_count == table.num_rows:
+            return sticky.assign(table, count)
+        chosen = pc.fill_null(asked.cast(pa.int32()), -1).to_numpy()
+        if asked.null_count:
+            free = chosen < 0
+            chosen = chosen.copy()
+            chosen[free] = sticky.assign(table.filter(pa.array(free)), count)
+    else:
+        return sticky.assign(table, count)
+    wrong = chosen[(chosen < 0) | (chosen >= count)]
+    if len(wrong):
+        raise ConfigError(
+            f"Partition {int(wrong[0])} was asked for and topic {topic!r} has {count}; nothing of this table was sent."
+        )
+    return chosen

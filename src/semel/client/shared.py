@@ -1,0 +1,107 @@
+"""One transaction written by many processes.
+
+Kafka lets several processes write under one producer id and epoch, as long as each partition has one writer with contiguous
+sequences. The owner of the transaction (`Producer`) opens it, hands out a `SharedTransaction`, and alone commits or aborts;
+each `SharedWriter` writes to partitions that no other writer touches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from semel.client.cluster import Cluster
+from semel.client.config import parse_config
+from semel.client.partitions import TopicPartition
+from semel.client.sender import Sender, Stored
+from semel.client.transactions import ProducerIdentity, TransactionCalls
+from semel.records import EncodedBatch, encode_table
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTransaction:
+    """What another process needs to write inside an open transaction. It can be pickled."""
+
+    transactional_id: str
+    identity: ProducerIdentity
+    protocol: int
+    transaction_timeout_ms: int
+
+
+class SharedWriter:
+    """Writes to partitions of its own inside somebody else's transaction.
+
+    >>> with SharedWriter(shared, bootstrap_servers="127.0.0.1:9092") as writer:  # doctest: +SKIP
+    ...     writer.send_table("out", 3, table)
+    ...     writer.flush()
+    """
+
+    def __init__(
+        self,
+        shared: SharedTransaction,
+        settings: Mapping[str, object] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        **more_settings: object,
+    ) -> None:
+        config = parse_config({**(settings or {}), **more_settings, "transactional.id": shared.transactional_id})
+        self.config = replace(config.producer, transaction_timeout_ms=shared.transaction_timeout_ms)
+        self.shared = shared
+        self.cluster = Cluster(config.client, clock=clock, sleep=sleep)
+        self._calls = TransactionCalls(self.cluster, shared.transactional_id, shared.transaction_timeout_ms)
+        self._sender = Sender(
+            self.cluster, self.config, identity=shared.identity, before_first_write=self._add_partitions
+        )
+        self._sender.protocol = shared.protocol
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.flush()
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. What was not flushed is dropped: the owner must then abort."""
+        self.cluster.close()
+
+    def send_table(self, topic: str, partition: int, table: pa.Table, *, first_sequence: int | None = None) -> None:
+        """Encode a table for one partition and send it."""
+        batches = encode_table(
+            table,
+            compression=self.config.compression_type,
+            compression_level=self.config.compression_level,
+            batch_bytes_max=self.config.batch_bytes,
+            default_timestamp_ms=int(time.time() * 1000),
+        )
+        for batch in batches:
+            self.send_encoded(topic, partition, batch, first_sequence=first_sequence)
+            first_sequence = None
+
+    def send_encoded(
+        self, topic: str, partition: int, batch: EncodedBatch, *, first_sequence: int | None = None
+    ) -> None:
+        """Send a batch that was encoded before, perhaps elsewhere; it is stamped with this transaction's identity.
+
+        `first_sequence` is for a writer that goes on where an earlier attempt stopped; otherwise a partition starts at 0.
+        """
+        self._sender.enqueue(topic, partition, batch, sequence=first_sequence)
+        self._sender.nudge()
+
+    def flush(self) -> list[Stored]:
+        """Wait until everything is acknowledged; raises if the transaction can no longer be committed."""
+        self._sender.drain()
+        stored, self._sender.stored = self._sender.stored, []
+        return stored
+
+    def _add_partitions(self, partitions: Collection[TopicPartition]) -> None:
+        self._calls.add_partitions(self.shared.identity, partitions)

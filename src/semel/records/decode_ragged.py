@@ -1,0 +1,141 @@
+"""Decode batches whose records differ in shape: every field of all records in lock step."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from semel.records.chain import Chain
+from semel.records.ragged import gather_binary
+from semel.records.schema import HEADER_TYPE, HEADERS_TYPE
+from semel.records.varints import Bytes, Integers, NotVectorisable, Words, gather_words, read_varints, unzigzag
+
+_INT32_VALUES_MAX = 2**32 - 1  # zigzag form of 32 bits
+_FEW_ROWS = 8  # below this many rows with further headers, the rest is left to the reference codec
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Byte strings within a buffer: position and length of each, -1 for null."""
+
+    positions: Integers
+    lengths: Integers
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The fields of many records; `header_counts` is None if no record has headers."""
+
+    timestamp_deltas: Integers
+    offset_deltas: Integers
+    keys: Slices
+    values: Slices
+    header_counts: Integers | None
+    header_keys: Slices | None
+    header_values: Slices | None
+
+
+def read_fields(data: Bytes, chain: Chain) -> Fields:
+    """All fields of all records, each checked to lie within its record and the record to end with the last."""
+    cursor = _Cursor(data, chain.bodies + 1, chain.ends)
+    timestamp_deltas = unzigzag(cursor.numbers(bits=64))
+    offset_deltas = unzigzag(cursor.numbers(bits=32))
+    keys = cursor.slices()
+    values = cursor.slices()
+    counts = unzigzag(cursor.numbers(bits=32))
+    if not counts.any():
+        cursor.finish()
+        return Fields(timestamp_deltas, offset_deltas, keys, values, None, None, None)
+    if int(counts.min()) < 0 or (counts > cursor.ends - cursor.positions).any():
+        raise NotVectorisable
+    header_keys, header_values = _read_headers(cursor, counts)
+    return Fields(timestamp_deltas, offset_deltas, keys, values, counts, header_keys, header_values)
+
+
+class _Cursor:
+    """One position in each record."""
+
+    def __init__(self, data: Bytes, positions: Integers, ends: Integers) -> None:
+        self.data = data
+        self.positions = positions
+        self.ends = ends
+
+    def numbers(self, *, bits: int) -> Words:
+        """The next varint of each record, before zigzag."""
+        if (self.positions >= self.ends).any():
+            raise NotVectorisable
+        values, widths = read_varints(gather_words(self.data, self.positions))
+        self.positions = self.positions + widths
+        if bits == 32 and (int(np.max(widths)) > 5 or int(values.max()) > _INT32_VALUES_MAX):
+            raise NotVectorisable
+        return values
+
+    def slices(self) -> Slices:
+        """The next byte string of each record."""
+        lengths = unzigzag(self.numbers(bits=32))
+        starts = self.positions
+        shortest = int(lengths.min())
+        if shortest < -1:
+            raise NotVectorisable
+        self.positions = starts + (lengths if shortest >= 0 else np.maximum(lengths, 0))
+        if (self.positions > self.ends).any():
+            raise NotVectorisable
+        return Slices(starts, lengths)
+
+    def finish(self) -> None:
+        if not (self.positions == self.ends).all():
+            raise NotVectorisable
+
+
+def _read_headers(cursor: _Cursor, counts: Integers) -> tuple[Slices, Slices]:
+    """Keys and values of all headers in the order of the records: first the first header of each record, and so on."""
+    first_headers = np.cumsum(counts) - counts
+    total = int(counts.sum())
+    key_positions, key_lengths, value_positions, value_lengths = (np.empty(total, np.int64) for _ in range(4))
+    rows = np.flatnonzero(counts)
+    final = cursor.positions.copy()
+    part = _Cursor(cursor.data, cursor.positions[rows], cursor.ends[rows])
+    for number in range(int(counts.max())):
+        if number:
+            going_on = counts[rows] > number
+            final[rows] = part.positions
+            if not going_on.all():
+                rows = rows[going_on]
+                part = _Cursor(cursor.data, part.positions[going_on], part.ends[going_on])
+        if number > _FEW_ROWS and len(rows) < _FEW_ROWS:
+            raise NotVectorisable
+        keys = part.slices()
+        values = part.slices()
+        if int(keys.lengths.min()) < 0:
+            raise NotVectorisable
+        index = first_headers[rows] + number
+        key_positions[index], key_lengths[index] = keys.positions, keys.lengths
+        value_positions[index], value_lengths[index] = values.positions, values.lengths
+    final[rows] = part.positions
+    cursor.positions = final
+    cursor.finish()
+    return Slices(key_positions, key_lengths), Slices(value_positions, value_lengths)
+
+
+def headers_array(data: Bytes, fields: Fields) -> pa.ListArray:
+    """The headers column."""
+    assert fields.header_counts is not None
+    assert fields.header_keys is not None
+    assert fields.header_values is not None
+    keys = as_text(gather_binary(data, fields.header_keys.positions, fields.header_keys.lengths))
+    values = gather_binary(data, fields.header_values.positions, fields.header_values.lengths)
+    entries = pa.Array.from_buffers(HEADER_TYPE, len(keys), [None], children=[keys, values])
+    offsets = np.zeros(len(fields.header_counts) + 1, np.int32)
+    np.cumsum(fields.header_counts, out=offsets[1:])
+    return pa.Array.from_buffers(HEADERS_TYPE, len(offsets) - 1, [None, pa.py_buffer(offsets)], children=[entries])
+
+
+def as_text(keys: pa.BinaryArray) -> pa.StringArray:
+    """Header keys as strings; what is not UTF-8 is shown with replacement characters, as the Java client does."""
+    try:
+        return keys.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([key.decode("utf-8", errors="replace") for key in keys.to_pylist()], pa.string())

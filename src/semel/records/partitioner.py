@@ -1,0 +1,199 @@
+"""Which partition a record goes to, by the Java client's rules."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from random import Random
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from semel.errors import ConfigError
+from semel.records.schema import as_binary
+
+_SEED = 0x9747B28C
+_MULTIPLIER = 0x5BD1E995
+_FEW_ROWS = 32  # below this many rows a step of NumPy costs more than plain Python
+_RECORD_OVERHEAD_BYTES = 10  # what a typical record adds to its key, value and headers on the wire
+
+
+def partitions_for_keys(keys: pa.Array | pa.ChunkedArray, partition_count: int) -> npt.NDArray[np.int32]:
+    """The partition of each key as the Java client chooses it (murmur2), -1 where the key is null.
+
+    >>> import pyarrow as pa
+    >>> partitions_for_keys(pa.array([b"21", None, b"foobar"]), 10).tolist()
+    [0, -1, 6]
+    """
+    if partition_count < 1:
+        raise ConfigError(f"A topic has at least one partition, not {partition_count}.")
+    chunks: list[pa.Array] = keys.chunks if isinstance(keys, pa.ChunkedArray) else [keys]
+    parts: list[npt.NDArray[np.int32]] = []
+    for chunk in chunks:
+        hashes = murmur2(chunk)
+        partitions = ((hashes & np.uint32(0x7FFFFFFF)) % np.uint32(partition_count)).astype(np.int32)
+        if chunk.null_count:
+            partitions[chunk.is_null().to_numpy(zero_copy_only=False)] = -1
+        parts.append(partitions)
+    return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+
+def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
+    """Kafka's 32-bit murmur2 of each key; the hash of a null is meaningless."""
+    column = as_binary("key", pa.chunked_array([keys])).chunk(0)
+    wide = pa.types.is_large_binary(column.type)
+    _, offsets_buffer, data_buffer = column.buffers()
+    if len(column) == 0:
+        return np.empty(0, np.uint32)
+    all_offsets = np.frombuffer(offsets_buffer, np.int64 if wide else np.int32)
+    offsets = all_offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    # Four spare bytes at the end let the last word be read whole, and its excess bytes be masked off.
+    first, last = int(offsets[0]), int(offsets[-1])
+    data = np.zeros(last - first + 4, np.uint8)
+    if last > first:
+        data[:-4] = np.frombuffer(data_buffer, np.uint8)[first:last]
+    starts = offsets[:-1] - first
+    return _murmur2_rows(data, starts, offsets[1:] - offsets[:-1])
+
+
+def _murmur2_rows(
+    data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint32]:
+    words = np.lib.stride_tricks.as_strided(data[:4].view("<u4"), shape=(len(data) - 3,), strides=(1,))
+    multiplier = np.uint32(_MULTIPLIER)
+    # Longest keys first: the rows that still have a word to mix in are then always the first ones.
+    order = None if lengths.min() == lengths.max() else np.argsort(-lengths, kind="stable")
+    if order is not None:
+        starts, lengths = starts[order], lengths[order]
+    hashes = lengths.astype(np.uint32) ^ np.uint32(_SEED)
+    word_counts = lengths >> 2
+    for step in range(int(word_counts[0])):
+        active = len(starts) if order is None else int(np.searchsorted(-word_counts, -step, side="left"))
+        if active < _FEW_ROWS:
+            for row in range(active):
+                hashes[row] = _mix_words(int(hashes[row]), words, int(starts[row]) + 4 * step, int(word_counts[row]) - step)
+            break
+        word = words[starts[:active] + 4 * step] * multiplier
+        word ^= word >> np.uint32(24)
+        word *= multiplier
+        hashes[:active] *= multiplier
+        hashes[:active] ^= word
+    tail_bits = ((lengths & 3) << 3).astype(np.uint32)
+    tail = words[starts + (lengths & ~3)] & ((np.uint32(1) << tail_bits) - np.uint32(1))
+    hashes = np.where(tail_bits > 0, (hashes ^ tail) * multiplier, hashes)
+    hashes ^= hashes >> np.uint32(13)
+    hashes *= multiplier
+    hashes ^= hashes >> np.uint32(15)
+    if order is None:
+        return hashes
+    result = np.empty_like(hashes)
+    result[order] = hashes
+    return result
+
+
+def _mix_words(mixed: int, words: npt.NDArray[np.uint32], start: int, count: int) -> int:
+    """The rest of one long key's whole words."""
+    for word in cast("list[int]", words[start : start + 4 * count : 4].tolist()):
+        word = word * _MULTIPLIER & 0xFFFFFFFF
+        word ^= word >> 24
+        word = word * _MULTIPLIER & 0xFFFFFFFF
+        mixed = (mixed * _MULTIPLIER & 0xFFFFFFFF) ^ word
+    return mixed
+
+
+class StickyPartitioner:
+    """Partitions for whole tables by the Java client's default rule (KIP-794).
+
+    A record with a key goes where its key hashes to. Records without one stay on one partition until `batch_bytes` went
+    there, then move to another at random, so that batches fill up instead of being scattered.
+
+    >>> import pyarrow as pa, random
+    >>> partitioner = StickyPartitioner(random.Random(7), batch_bytes=1000)
+    >>> table = pa.table({"value": [b"x" * 490] * 6})
+    >>> partitioner.assign(table, partition_count=3).tolist()
+    [1, 1, 2, 2, 1, 1]
+    """
+
+    def __init__(self, random: Random, *, batch_bytes: int = 16_384) -> None:
+        if batch_bytes < 1:
+            raise ConfigError(f"batch.size must be at least 1 byte for the sticky partitioner, not {batch_bytes}.")
+        self._random = random
+        self._batch_bytes = batch_bytes
+        self._partition = -1
+        self._bytes_sent = 0
+
+    def assign(self, table: pa.Table, partition_count: int) -> npt.NDArray[np.int32]:
+        """The partition of each row; the place reached is remembered for the next table."""
+        if partition_count < 1:
+            raise ConfigError(f"A topic has at least one partition, not {partition_count}.")
+        if "key" not in table.column_names:
+            return self._assign_sticky(_row_bytes(table), partition_count)
+        partitions = partitions_for_keys(table.column("key"), partition_count)
+        keyless = partitions < 0
+        if keyless.any():
+            partitions[keyless] = self._assign_sticky(_row_bytes(table)[keyless], partition_count)
+        return partitions
+
+    def _assign_sticky(self, row_bytes: npt.NDArray[np.int64], partition_count: int) -> npt.NDArray[np.int32]:
+        partitions = np.empty(len(row_bytes), np.int32)
+        ends = np.cumsum(row_bytes)
+        row = 0
+        while row < len(row_bytes):
+            if self._bytes_sent >= self._batch_bytes or not 0 <= self._partition < partition_count:
+                self._move(partition_count)
+            # The row that crosses the limit still belongs to this partition.
+            before = int(ends[row - 1]) if row else 0
+            target = before + self._batch_bytes - self._bytes_sent
+            stop = min(int(np.searchsorted(ends, target, side="left")) + 1, len(row_bytes))
+            partitions[row:stop] = self._partition
+            self._bytes_sent += int(ends[stop - 1]) - before
+            row = stop
+        return partitions
+
+    def _move(self, partition_count: int) -> None:
+        self._bytes_sent = 0
+        if not 0 <= self._partition < partition_count:
+            self._partition = self._random.randrange(partition_count)
+        elif partition_count > 1:
+            other = self._random.randrange(partition_count - 1)
+            self._partition = other + (other >= self._partition)
+
+
+def _row_bytes(table: pa.Table) -> npt.NDArray[np.int64]:
+    total = np.full(table.num_rows, _RECORD_OVERHEAD_BYTES, np.int64)
+    for name in ("key", "value"):
+        if name in table.column_names:
+            lengths = pc.binary_length(as_binary(name, table.column(name)))
+            total += pc.fill_null(lengths, 0).to_numpy().astype(np.int64)
+    return total
+
+
+def split_by_partition(table: pa.Table, partitions: npt.NDArray[np.int32]) -> list[tuple[int, pa.Table]]:
+    """The rows of each partition that has any, by partition number; the order of rows is kept within each.
+
+    >>> import numpy as np, pyarrow as pa
+    >>> parts = split_by_partition(pa.table({"value": [b"a", b"b", b"c"]}), np.array([1, 0, 1], np.int32))
+    >>> [(partition, part["value"].to_pylist()) for partition, part in parts]
+    [(0, [b'b']), (1, [b'a', b'c'])]
+    """
+    if len(partitions) != table.num_rows:
+        raise ConfigError(f"There are {table.num_rows} rows and {len(partitions)} partitions; each row needs one.")
+    if table.num_rows == 0:
+        return []
+    first, last = int(partitions.min()), int(partitions.max())
+    if first < 0:
+        raise ConfigError("Some rows have no partition (-1): give records without a key one before splitting.")
+    if first == last:
+        return [(first, table)]
+    # NumPy sorts 16-bit integers by radix, several times as fast.
+    small = partitions.astype(np.uint16) if last < 2**16 else partitions
+    order = np.argsort(small, kind="stable")
+    present, counts = np.unique(partitions, return_counts=True)
+    ordered = table.combine_chunks().take(pa.array(order))
+    ends = np.cumsum(counts)
+    return [
+        (int(partition), ordered.slice(int(end - count), int(count)))
+        for partition, count, end in zip(present, counts, ends, strict=True)
+    ]

@@ -1,0 +1,74 @@
+"""Copying many byte strings of different lengths in one call.
+
+Arrow's conversion from `binary_view` to `binary` is a gather in C++: each view names a length and where the bytes are,
+in one of several buffers, or holds them itself when there are at most twelve. So an array of views made by NumPy over any
+buffers becomes one contiguous run of bytes.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from semel.records.varints import Bytes, Integers, gather_words
+
+INLINE_BYTES_MAX = 12
+POSITION_MAX = 2**31 - 1  # views count in 32 bits
+
+Views = npt.NDArray[np.uint32]  # one row of four for each view: length, then bytes or (prefix, buffer, position)
+
+
+def fill_views(views: Views, buffer_index: int, data: Bytes, positions: Integers, lengths: Integers) -> None:
+    """Let `views` name `lengths` bytes at rising `positions` of `data`, which is buffer number `buffer_index`."""
+    views[:, 0] = lengths
+    shortest = int(lengths.min()) if len(lengths) else 0
+    if shortest > INLINE_BYTES_MAX:
+        views[:, 2] = buffer_index
+        views[:, 3] = positions
+        return
+    longest = int(lengths.max()) if len(lengths) else 0
+    if longest <= INLINE_BYTES_MAX:
+        _fill_inline(views, data, positions, longest)
+        return
+    views[:, 2] = buffer_index
+    views[:, 3] = positions
+    small = np.flatnonzero(lengths <= INLINE_BYTES_MAX)
+    inline = np.empty((len(small), 4), np.uint32)
+    inline[:, 0] = lengths[small]
+    _fill_inline(inline, data, positions[small], INLINE_BYTES_MAX)
+    views[small] = inline
+
+
+def _fill_inline(views: Views, data: Bytes, positions: Integers, longest: int) -> None:
+    if longest == 0:
+        return
+    words = gather_words(data, positions)
+    views[:, 1] = words
+    views[:, 2] = words >> np.uint64(32)
+    if longest > 8:
+        # A position of the second word may lie beyond the end for a string of eight bytes or less.
+        views[:, 3] = gather_words(data, np.minimum(positions + 8, len(data)))
+
+
+def gather_binary(data: Bytes, positions: Integers, lengths: Integers) -> pa.BinaryArray:
+    """A binary array of the given slices of `data`, null where the length is -1."""
+    count = len(lengths)
+    views = np.empty((count, 4), np.uint32)
+    validity = None
+    if count and int(lengths.min()) < 0:
+        present = lengths >= 0
+        validity = pa.py_buffer(np.packbits(present, bitorder="little"))
+        lengths = np.where(present, lengths, 0)
+    fill_views(views, 0, data, positions, lengths)
+    source = pa.Array.from_buffers(pa.binary_view(), count, [validity, pa.py_buffer(views), pa.py_buffer(data)])
+    return source.cast(pa.binary())
+
+
+def join_views(views: Views, buffers: list[Bytes]) -> memoryview:
+    """The bytes of all views, one after another."""
+    sources = [pa.py_buffer(buffer) for buffer in buffers]
+    array = pa.Array.from_buffers(pa.binary_view(), len(views), [None, pa.py_buffer(views), *sources])
+    joined = array.cast(pa.binary()).buffers()[2]
+    return memoryview(b"") if joined is None else memoryview(joined)

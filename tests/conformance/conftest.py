@@ -1,0 +1,77 @@
+"""Runs every test here on each target: the same behaviour is asked of every broker.
+
+The targets are listed in `targets.py`; `SEMEL_TARGETS=apache-4,apache-3.9` in the environment chooses some of them.
+They are run one after the other, so that no two targets' brokers run at the same time.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from java_peer import JavaPeer
+from targets import NewTopic, Target, chosen_targets
+
+from semel.testing.apache_kafka import ApacheKafka
+from semel.testing.exchange import create_topic
+
+
+@pytest.hookimpl(tryfirst=True)  # before the marker expression of the command line is applied
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.conformance)
+
+
+@pytest.fixture(scope="session", params=chosen_targets(), ids=lambda target: target.name)
+def target(request: pytest.FixtureRequest) -> Target:
+    """The kind of broker under test. pytest runs all tests of one target before it goes to the next."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def kafka(target: Target) -> Iterator[ApacheKafka]:
+    """One running node, shared by all tests: use names of your own for topics, groups and transactional ids."""
+    with target.start(1) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="session")
+def kafka_cluster(target: Target) -> Iterator[ApacheKafka]:
+    """Three running nodes, shared. A test that ends a node must start it again."""
+    with target.start(3) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="session")
+def java_peer() -> Iterator[JavaPeer]:
+    """The Java client, for what must be read or written by another implementation."""
+    with JavaPeer() as peer:
+        yield peer
+
+
+@pytest.fixture
+def new_topic(request: pytest.FixtureRequest, target: Target) -> NewTopic:
+    """Creates a topic with a name of its own and returns the name.
+
+    It is created on the broker that the test asks for: the cluster if the test uses `kafka_cluster`, else the single
+    node; `on` says which one in a test that uses both.
+    """
+    default = "kafka_cluster" if "kafka_cluster" in request.fixturenames else "kafka"
+
+    def create(
+        partitions: int = 1,
+        replication: int = 1,
+        config: Mapping[str, str] | None = None,
+        *,
+        on: ApacheKafka | None = None,
+    ) -> str:
+        broker: ApacheKafka = on or request.getfixturevalue(default)
+        name = f"topic-{uuid.uuid4().hex[:12]}"
+        create_topic(broker.bootstrap, name, partitions=partitions, replication=replication, config=config)
+        return name
+
+    return create
