@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from semel.errors import (
     RequestTimedOut,
     SemelError,
 )
+from semel.records import read_header
 from semel.wire import Api, ErrorCode, build
 
 LEADER, FOLLOWER = 1, 2
@@ -47,17 +48,23 @@ class ScriptedCluster(Cluster):
     now: float = BASE_TIME_S
     requests: list[tuple[int, Any]] = field(default_factory=list)
     refreshes: int = 0
+    leader_node: int = LEADER
+    is_holding: bool = False
+    """Answers are ready and do not arrive."""
+    held: list[tuple[Pending, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__(
-            ClientConfig(bootstrap=(("127.0.0.1", 1),), api_timeout_ms=10_000), clock=lambda: self.now, sleep=self.pass_time
+            ClientConfig(bootstrap=(("127.0.0.1", 1),), api_timeout_ms=10_000),
+            clock=lambda: self.now,
+            sleep=self.pass_time,
         )
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
 
     def leader(self, topic: str, partition: int) -> Leader:
-        return Leader(LEADER, 0)
+        return Leader(self.leader_node, 0)
 
     def forget_leaders(self, topics: Any = None) -> None:
         self.refreshes += 1
@@ -77,9 +84,19 @@ class ScriptedCluster(Cluster):
             pending.error = lost[0]
         else:
             topic = SimpleNamespace(topic=request.topics[0].topic, partitions=answers)
-            pending.response = SimpleNamespace(error_code=ErrorCode.none, responses=[topic])
+            response = SimpleNamespace(error_code=ErrorCode.none, responses=[topic])
+            if self.is_holding:
+                self.held.append((pending, response))
+                return pending
+            pending.response = response
         self.now += 0.001 if any(getattr(a, "records", b"") for a in answers) else request.max_wait.total_seconds()
         return pending
+
+    def release(self) -> None:
+        """Everything that was held arrives at once."""
+        self.is_holding = False
+        for pending, response in self.held:
+            pending.response = response
 
     def wait_any(self, pendings: Any, *, timeout_ms: float | None = None) -> bool:
         return any(pending.done for pending in pendings)
@@ -103,7 +120,9 @@ class ScriptedCluster(Cluster):
         if isinstance(fault, ErrorCode):
             answer.error_code = fault
         elif answer.preferred_read_replica < 0:
-            data, aborted = log.serve(asked.fetch_offset, asked.partition_max_bytes, read_committed=isolation_level == 1)
+            data, aborted = log.serve(
+                asked.fetch_offset, asked.partition_max_bytes, read_committed=isolation_level == 1
+            )
             data = data if self.bytes_always else data[: asked.partition_max_bytes]
             answer.records = fault(data) if fault else data
             answer.aborted_transactions = aborted
@@ -131,8 +150,10 @@ def settled_log(seed: int, steps: int = 60) -> PartitionLog:
         seed += 1
 
 
-def read_everything(cluster: ScriptedCluster, config: FetchConfig | None = None) -> dict[int, list[tuple[int, bytes]]]:
-    fetcher = Fetcher(cluster, config)
+def read_everything(
+    cluster: ScriptedCluster, config: FetchConfig | None = None, *, prefetch: bool = True
+) -> dict[int, list[tuple[int, bytes]]]:
+    fetcher = Fetcher(cluster, config, prefetch=prefetch)
     fetcher.assign({("t", partition): "earliest" for partition in cluster.logs})
     found: dict[int, list[tuple[int, bytes]]] = {partition: [] for partition in cluster.logs}
     for table in fetcher.read_until(fetcher.end_offsets()):
@@ -142,14 +163,21 @@ def read_everything(cluster: ScriptedCluster, config: FetchConfig | None = None)
 
 
 def expected(cluster: ScriptedCluster) -> dict[int, list[tuple[int, bytes]]]:
-    return {
-        partition: log.visible(0, log.end_offset, read_committed=True) for partition, log in cluster.logs.items()
-    }
+    return {partition: log.visible(0, log.end_offset, read_committed=True) for partition, log in cluster.logs.items()}
 
 
-def flip_last_bit(data: bytes) -> bytes:
-    """Damage that only the checksum of the last whole batch shows."""
-    return data[:-1] + bytes([data[-1] ^ 1]) if data else data
+def damage(data: bytes) -> bytes:
+    """Flip a bit that only the checksum of the first batch shows."""
+    end = read_header(data).total_bytes
+    return data[: end - 1] + bytes([data[end - 1] ^ 1]) + data[end:]
+
+
+def fetch_often(fetcher: Fetcher, offsets: list[int] | None = None) -> None:
+    """Call fetch() until it raises, which it must at some time."""
+    for _ in range(100):
+        for records in fetcher.fetch(timeout_ms=500):
+            if offsets is not None:
+                offsets += records.table["offset"].to_pylist()
 
 
 TROUBLES: Mapping[str, list[Fault]] = {
@@ -160,17 +188,50 @@ TROUBLES: Mapping[str, list[Fault]] = {
     "a lost connection": [ConnectionLost("gone")],
     "a slow broker": [RequestTimedOut("late")],
     "a refused connection": [BrokerUnreachable("no")],
-    "damage on the way": [flip_last_bit],
+    "damage on the way": [damage],
 }
 
 
+@pytest.mark.parametrize("prefetch", [True, False], ids=["prefetch", "no prefetch"])
 @pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES.keys())
-def test_trouble_that_passes_loses_and_repeats_nothing(trouble: list[Fault]) -> None:
+def test_trouble_that_passes_loses_and_repeats_nothing(trouble: list[Fault], prefetch: bool) -> None:
     """After each kind of passing trouble in one partition, both partitions are read in full and once."""
     cluster = ScriptedCluster({0: settled_log(1), 1: settled_log(500)}, {0: list(trouble)})
 
-    assert read_everything(cluster, FetchConfig(partition_bytes_max=300)) == expected(cluster)
+    assert read_everything(cluster, FetchConfig(partition_bytes_max=300), prefetch=prefetch) == expected(cluster)
     assert cluster.now < BASE_TIME_S + 5
+
+
+def test_old_and_new_leader_answering_together_do_not_repeat_records() -> None:
+    """A leader that answers late is still under way when its successor is asked; both have the records."""
+    log = settled_log(1)
+    cluster = ScriptedCluster({0: log}, is_holding=True)
+    fetcher = Fetcher(cluster)
+    fetcher.assign({("t", 0): 0})
+    assert fetcher.fetch(timeout_ms=0) == []
+    cluster.leader_node = FOLLOWER
+    assert fetcher.fetch(timeout_ms=0) == []
+    cluster.release()
+
+    fetched = [records for _ in range(3) for records in fetcher.fetch(timeout_ms=0)]
+
+    assert [node for node, _ in cluster.requests][:2] == [LEADER, FOLLOWER]
+    assert [offset for records in fetched for offset in records.table["offset"].to_pylist()] == [
+        offset for offset, _ in log.visible(0, log.end_offset, read_committed=True)
+    ]
+
+
+def test_the_next_request_is_under_way_before_the_records_are_handed_out() -> None:
+    """With prefetch the broker works while the caller does; the position is that of the records handed out."""
+    log = settled_log(1)
+    cluster = ScriptedCluster({0: log})
+    fetcher = Fetcher(cluster, FetchConfig(partition_bytes_max=300), prefetch=True)
+    fetcher.assign({("t", 0): 0})
+
+    [records] = fetcher.fetch()
+
+    assert [r.topics[0].partitions[0].fetch_offset for _, r in cluster.requests] == [0, records.next_offset]
+    assert fetcher.positions == {("t", 0): records.next_offset}
 
 
 def test_a_moved_leader_is_looked_up_anew() -> None:
@@ -189,8 +250,7 @@ def test_a_connection_that_stays_lost_is_an_error_after_the_api_timeout() -> Non
     fetcher.assign({("t", 0): 0})
 
     with pytest.raises(ConnectionLost, match="gone"):
-        while True:
-            assert fetcher.fetch(timeout_ms=500) == []
+        fetch_often(fetcher)
 
     assert 10 <= cluster.now - BASE_TIME_S <= 12
 
@@ -198,16 +258,16 @@ def test_a_connection_that_stays_lost_is_an_error_after_the_api_timeout() -> Non
 def test_damage_that_stays_is_an_error_with_its_place() -> None:
     """What lies before the damaged batch is handed out; the damaged one is read twice and then named."""
     log = settled_log(1)
-    base, _, bad = log.batches[-2] if log.batches[-1][2][21:23] == b"\x00\x30" else log.batches[-1]
-    log.batches = [(b, last, flip_last_bit(data) if b == base else data) for b, last, data in log.batches]
+    last_record = log.records[-1].offset
+    [base] = [first for first, last, _ in log.batches if first <= last_record <= last]
+    log.batches = [(first, last, damage(data) if first == base else data) for first, last, data in log.batches]
     cluster = ScriptedCluster({0: log})
     fetcher = Fetcher(cluster, FetchConfig(isolation="read_uncommitted"))
     fetcher.assign({("t", 0): 0})
     offsets: list[int] = []
 
     with pytest.raises(CorruptRecords, match=f"'t' partition 0 cannot be read at offset {base}"):
-        while True:
-            offsets += [o for records in fetcher.fetch() for o in records.table["offset"].to_pylist()]
+        fetch_often(fetcher, offsets)
 
     assert offsets == [offset for offset, _ in log.visible(0, base, read_committed=False)]
     assert fetcher.positions == {("t", 0): base}
@@ -228,7 +288,7 @@ def test_a_position_outside_of_the_log_is_an_error_by_default() -> None:
     fetcher = Fetcher(cluster)
     fetcher.assign({("t", 0): 5})
 
-    with pytest.raises(OffsetOutOfRange, match="'t' partition 0 .offset 5"):
+    with pytest.raises(OffsetOutOfRange, match=r"'t' partition 0 \(offset 5\)"):
         fetcher.fetch()
 
     assert fetcher.positions == {("t", 0): 5}
@@ -275,26 +335,25 @@ def test_a_lagging_replica_sends_the_reader_back_to_the_leader() -> None:
     fetcher = Fetcher(cluster, FetchConfig(client_rack="a"))
     fetcher.assign({("t", 0): 0})
 
-    fetched = fetcher.fetch()
+    fetched = fetcher.fetch(timeout_ms=5_000)
 
     assert fetched[0].next_offset == log.end_offset
     assert [node for node, _ in cluster.requests][:3] == [LEADER, FOLLOWER, LEADER]
 
 
-def test_seek_drops_what_was_asked_for_before() -> None:
-    """After a seek only the new position counts, and the old one is not handed out."""
+@pytest.mark.parametrize("target", [0, 1, 17, 40])
+def test_seek_drops_what_was_asked_for_before(target: int) -> None:
+    """After a seek only the new position counts, whatever is still under way from the old one."""
     log = settled_log(1)
     cluster = ScriptedCluster({0: log})
-    fetcher = Fetcher(cluster)
+    fetcher = Fetcher(cluster, FetchConfig(partition_bytes_max=300), prefetch=True)
     fetcher.assign({("t", 0): 0})
     fetcher.fetch()
-    middle = log.end_offset // 2
 
-    fetcher.seek("t", 0, middle)
+    fetcher.seek("t", 0, target)
 
-    [records] = fetcher.fetch()
-    visible = log.visible(middle, log.end_offset, read_committed=True)
-    assert records.table["offset"].to_pylist() == [offset for offset, _ in visible]
+    rows = [row for table in fetcher.read_until({("t", 0): log.end_offset}) for row in table.to_pylist()]
+    assert [(row["offset"], row["value"]) for row in rows] == log.visible(target, log.end_offset, read_committed=True)
 
 
 def test_an_end_that_cannot_be_reached_says_what_is_in_the_way() -> None:
@@ -372,7 +431,6 @@ def test_a_marker_that_does_not_come_is_none_after_the_time_given() -> None:
 def test_read_uncommitted_asks_for_the_end_of_the_log() -> None:
     """The isolation level goes into both requests."""
     log = random_log(random.Random(3), 40)
-    log = replace(log)
     cluster = ScriptedCluster({0: log})
     fetcher = Fetcher(cluster, FetchConfig(isolation="read_uncommitted"))
     fetcher.assign({("t", 0): 0})

@@ -119,7 +119,9 @@ def test_cutting_works_across_chunks() -> None:
     """A table of several chunks, some of them empty, is cut by offset."""
     chunks = [[0, 1], [], [5, 6], [9]]
     tables = [
-        pa.table([pa.array([v] * len(c) if n else c, RECORD_SCHEMA.field(n).type) for n in range(6)], RECORD_SCHEMA.names)
+        pa.table(
+            [pa.array([v] * len(c) if n else c, RECORD_SCHEMA.field(n).type) for n in range(6)], RECORD_SCHEMA.names
+        )
         for c in chunks
         for v in (None,)
     ]

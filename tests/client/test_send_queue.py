@@ -35,7 +35,7 @@ class Leader:
 
 
 def make_batch(count: int = 1) -> OutgoingBatch:
-    return OutgoingBatch("t", 0, bytearray(), count, deadline=0.0)
+    return OutgoingBatch("t", 0, memoryview(b""), count, deadline=0.0)
 
 
 def run(seed: int, first_sequence: int) -> tuple[list[int], list[int]]:

@@ -70,7 +70,10 @@ def test_the_list_of_aborted_transactions_may_come_in_any_order() -> None:
     """Brokers list by the end of the transactions; an earlier begin further down must not be overlooked."""
     visibility = Visibility([AbortedTransaction(2, 5), AbortedTransaction(1, 0)])
 
-    assert [visibility.admits(transactional(1, 0), lambda: None), visibility.admits(transactional(2, 5), lambda: None)] == [
+    assert [
+        visibility.admits(transactional(1, 0), lambda: None),
+        visibility.admits(transactional(2, 5), lambda: None),
+    ] == [
         False,
         False,
     ]

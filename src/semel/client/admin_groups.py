@@ -13,7 +13,7 @@ from kio.serial import entity_reader
 from semel.client.cluster import Cluster, CoordinatorKind
 from semel.client.item_calls import ItemAnswer, Route, call_for_items, coordinator, on_every_broker
 from semel.client.leader_calls import by_topic, describe
-from semel.client.partitions import TopicPartition
+from semel.client.partitions import ByPartition, TopicPartition, by_partition
 from semel.wire import Api, ErrorCode
 
 _WHOLE = "the whole group"
@@ -157,14 +157,14 @@ class GroupAdmin:
         )
         return answers[_WHOLE]
 
-    def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int | CommittedOffset]) -> None:
+    def commit_offsets(self, group: str, offsets: ByPartition[int | CommittedOffset]) -> None:
         """Set a group's offsets from outside; refused while the group has members.
 
         >>> admin.commit_offsets("billing", {("orders", 0): 1_000})  # doctest: +SKIP
         """
         wanted = {
-            TopicPartition(*named): offset if isinstance(offset, CommittedOffset) else CommittedOffset(offset)
-            for named, offset in offsets.items()
+            partition: offset if isinstance(offset, CommittedOffset) else CommittedOffset(offset)
+            for partition, offset in by_partition(offsets).items()
         }
 
         def fields(asked: Sequence[TopicPartition]) -> Mapping[str, Any]:

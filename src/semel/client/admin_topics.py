@@ -12,7 +12,7 @@ from semel.client.config import Isolation
 from semel.client.item_calls import ItemAnswer, Route, any_broker, broker, call_for_items, controller
 from semel.client.leader_calls import PartitionAnswer, by_topic, call_leaders
 from semel.client.offsets import ListedOffset, When, list_offsets
-from semel.client.partitions import TopicPartition
+from semel.client.partitions import ByPartition, TopicPartition, by_partition
 from semel.wire import Api, ErrorCode
 
 ResourceKind = Literal["topic", "broker"]
@@ -248,16 +248,15 @@ class TopicAdmin:
     # -- records ---------------------------------------------------------------------------------------------------
 
     def list_offsets(
-        self, questions: Mapping[tuple[str, int], When], isolation: Isolation = "read_committed"
+        self, questions: ByPartition[When], isolation: Isolation = "read_committed"
     ) -> dict[TopicPartition, ListedOffset]:
         """Where partitions begin, end, or have their first record of a time.
 
         >>> admin.list_offsets({("orders", 0): "latest", ("orders", 1): 1_731_628_800_000})  # doctest: +SKIP
         """
-        asked: dict[TopicPartition, When] = {TopicPartition(*named): when for named, when in questions.items()}
-        return list_offsets(self._cluster, asked, isolation)
+        return list_offsets(self._cluster, by_partition(questions), isolation)
 
-    def delete_records(self, before: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
+    def delete_records(self, before: ByPartition[int]) -> dict[TopicPartition, int]:
         """Delete all records before these offsets (-1: all there are); returns where each partition begins now."""
 
         def fields(asked: Mapping[TopicPartition, int]) -> Mapping[str, Any]:
@@ -281,8 +280,7 @@ class TopicAdmin:
                     named = TopicPartition(topic.name, item.partition_index)
                     yield PartitionAnswer(named, item.error_code, item.low_watermark)
 
-        asked = {TopicPartition(*partition): offset for partition, offset in before.items()}
-        return call_leaders(self._cluster, Api.DELETE_RECORDS, asked, fields, read)
+        return call_leaders(self._cluster, Api.DELETE_RECORDS, by_partition(before), fields, read)
 
     # -- cluster ---------------------------------------------------------------------------------------------------
 

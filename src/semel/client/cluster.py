@@ -18,6 +18,7 @@ from kio.schema.errors import ErrorCode
 
 from semel.client.config import ClientConfig
 from semel.client.connection import Connection, Pending
+from semel.client.failures import failure
 from semel.client.retry import Patience
 from semel.errors import (
     BrokerUnreachable,
@@ -27,11 +28,13 @@ from semel.errors import (
     SemelError,
     UnknownTopic,
 )
-from semel.client.failures import failure
 from semel.wire import Action, Api, Refresh, Verdict, VersionRange, build, verdict
 
 # A topic that was just created takes a moment to reach every broker; one that is still unknown after this is missing.
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
+
+# Until a broker has answered, a wrong address or listener is likelier than an outage that is worth waiting for.
+FIRST_ANSWER_PATIENCE_MS = 3_000
 
 TRANSPORT_ERRORS = (BrokerUnreachable, ConnectionLost, RequestTimedOut)
 """No answer came: the broker may have carried the request out or not."""
@@ -83,6 +86,8 @@ class Cluster:
         self._topics_known_since: dict[str, float] = {}
         self._coordinators: dict[tuple[CoordinatorKind, str], int] = {}
         self.controller: int = -1
+        self._has_answered = False
+        self._transaction_protocol: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -131,10 +136,30 @@ class Cluster:
         assert last_error is not None, "a configuration has at least one bootstrap address"
         raise last_error
 
+    def _wait_connection(self) -> Connection:
+        patience = self.patience()
+        while True:
+            try:
+                return self.any_connection()
+            except BrokerUnreachable:
+                if self._gives_up(patience):
+                    raise
+            patience.pause()
+
+    def _gives_up(self, patience: Patience) -> bool:
+        waited_ms = patience.budget_ms - patience.remaining_ms
+        return patience.is_spent or (not self._has_answered and waited_ms >= FIRST_ANSWER_PATIENCE_MS)
+
     @property
     def transaction_protocol(self) -> int:
-        """1 or 2, as the cluster has finalized it."""
-        return self.any_connection().capabilities.transaction_protocol
+        """1 or 2, as the cluster has finalized it, or had when last a broker could be reached."""
+        connection = next((known for known in self._connections.values() if known.is_open), None)
+        if connection is None and self._transaction_protocol is None:
+            connection = self._wait_connection()
+        if connection is not None:
+            self._transaction_protocol = connection.capabilities.transaction_protocol
+        assert self._transaction_protocol is not None, "it is known from the first connection on"
+        return self._transaction_protocol
 
     def version_range(self, api: Api) -> VersionRange | None:
         """What a broker offers for `api`, or None."""
@@ -193,7 +218,9 @@ class Cluster:
         request = build(api, connection.capabilities.version_for(api, highest=highest), **fields)
         pending = connection.send(request)
         self.wait_any([pending])
-        return pending.result()
+        response = pending.result()
+        self._has_answered = True
+        return response
 
     def call_until_settled(
         self,
@@ -219,12 +246,14 @@ class Cluster:
                 response = self.call(find_node(), api, highest=highest, **fields)
             except BrokerUnreachable as error:
                 forget_node()
-                if patience.is_spent:
-                    raise (_still_unknown(error) if answer_lost else error)
+                if self._gives_up(patience):
+                    if answer_lost:
+                        raise _still_unknown(error) from error.__cause__
+                    raise
             except (ConnectionLost, RequestTimedOut):
                 answer_lost = True
                 forget_node()
-                if patience.is_spent:
+                if self._gives_up(patience):
                     raise
             else:
                 answer = read_answer(response)
@@ -257,7 +286,8 @@ class Cluster:
             leaders = self.leaders(topic)
         if partition not in leaders:
             raise UnknownTopic(
-                f"Topic {topic!r} has {len(leaders)} partitions and none numbered {partition}; nothing was sent to it.",
+                f"Topic {topic!r} has {len(leaders)} partitions and none numbered {partition}; nothing was written to "
+                "it or read from it. Add partitions to the topic, or check the number.",
                 code=ErrorCode.unknown_topic_or_partition,
             )
         return leaders[partition]
@@ -274,7 +304,7 @@ class Cluster:
             try:
                 codes = self._fetch_metadata(topics)
             except TRANSPORT_ERRORS:
-                if patience.is_spent:
+                if self._gives_up(patience):
                     raise
                 codes = {"": ErrorCode.network_exception}
             judged = None
@@ -373,9 +403,7 @@ class Cluster:
             **fields,
         )
 
-    def call_controller(
-        self, api: Api, read_answer: Callable[[Any], Answered], *, what: str, **fields: Any
-    ) -> Any:
+    def call_controller(self, api: Api, read_answer: Callable[[Any], Answered], *, what: str, **fields: Any) -> Any:
         """`call_until_settled` at the controller (on KRaft any broker passes it on)."""
 
         def find() -> int | None:

@@ -19,7 +19,7 @@ from kio.static.protocol import RequestPayload
 
 from semel.client.config import ClientConfig
 from semel.client.security import explain_sasl_failure, explain_tls_failure, make_ssl_context, sasl_client
-from semel.errors import AuthenticationFailed, BrokerUnreachable, ConnectionLost, RequestTimedOut, SemelError, WireError
+from semel.errors import BrokerUnreachable, ConnectionLost, RequestTimedOut, SemelError, WireError
 from semel.wire import (
     Api,
     BrokerCapabilities,
@@ -67,12 +67,20 @@ class Connection:
         self._clock = clock
         self._under_way: deque[Pending] = deque()
         self._next_correlation_id = 0
+        self._has_answered = False
         self._security = config.security
         self._socket = self._open(host, port)
         try:
             self.capabilities = self._ask_versions(host, port)
             if self._security.uses_sasl:
                 self._authenticate()
+        except (ConnectionLost, RequestTimedOut) as error:
+            self._socket.close()
+            # Only the set-up was under way: no request of the caller is in doubt.
+            raise BrokerUnreachable(
+                f"The connection to {self.address} broke off while it was being set up ({error.__cause__}); nothing "
+                "was sent. Check that the broker runs, and security.protocol and the sasl.* settings."
+            ) from error.__cause__
         except BaseException:
             self._socket.close()
             raise
@@ -101,20 +109,26 @@ class Connection:
     def _ask_versions(self, host: str, port: int) -> BrokerCapabilities:
         """ApiVersions v3; a broker that does not know v3 answers in v0 with the list all the same (KIP-511)."""
         request = build(Api.API_VERSIONS, 3, client_software_name="semel", client_software_version="0.1.0")
-        pending = self.send(request)
+        setup_ms = self._config.connection_setup_timeout_ms
+        pending = self.send(request, timeout_ms=min(setup_ms, self._config.request_timeout_ms))
         try:
             if pending.error is not None:
                 raise pending.error
-            frame = self._read_frame(pending)
+            frame = self._read_frame(pending, is_first=True)
         except ConnectionLost as error:
             cause = error.__cause__
             if self._security.uses_tls and isinstance(cause, OSError):
                 # TLS 1.3 tells that a client certificate is missing only when the first bytes are read.
-                raise explain_tls_failure(cause, host, port, handshake_done=True) from error
+                raise explain_tls_failure(cause, host, port, handshake_done=True) from cause
             raise BrokerUnreachable(
                 f"{self.address} closed the connection at the first request; nothing was sent. It may expect TLS or SASL: "
                 f"check security.protocol (now {self._security.protocol})."
-            ) from error
+            ) from cause
+        except RequestTimedOut as error:
+            raise BrokerUnreachable(
+                f"{self.address} took the connection and then said nothing for {setup_ms} ms "
+                "(socket.connection.setup.timeout.ms); nothing was sent. Check that it is the port of a Kafka broker."
+            ) from error.__cause__
         finally:
             self._under_way.clear()
         response_type = response_type_for(request)
@@ -134,13 +148,7 @@ class Connection:
             raise explain_sasl_failure(self._security, self.address, offered=handshake.mechanisms)
         token: bytes | None = exchange.first()
         while token is not None:
-            try:
-                answer = self.call(Api.SASL_AUTHENTICATE, auth_bytes=token)
-            except ConnectionLost as error:
-                raise AuthenticationFailed(
-                    f"{self.address} closed the connection during authentication: the credentials or the mechanism "
-                    "were refused. Check sasl.username, sasl.password and sasl.mechanism."
-                ) from error
+            answer = self.call(Api.SASL_AUTHENTICATE, auth_bytes=token)
             if answer.error_code != ErrorCode.none:
                 raise explain_sasl_failure(self._security, self.address, said=answer.error_message)
             token = exchange.next(answer.auth_bytes)
@@ -212,6 +220,7 @@ class Connection:
             self.fail(error)
             return pending
         self._under_way.popleft()
+        self._has_answered = True
         pending.response = response
         return pending
 
@@ -231,7 +240,11 @@ class Connection:
             return RequestTimedOut(
                 f"{self.address} took longer than {self._config.request_timeout_ms} ms (request.timeout.ms) to answer."
             )
-        return ConnectionLost(f"The connection to {self.address} was lost: {error}.")
+        hint = ""
+        if not self._has_answered and not self._security.uses_sasl:  # a port that expects a login hangs up like this
+            protocol = "SASL_SSL" if self._security.uses_tls else "SASL_PLAINTEXT"
+            hint = f" It was its first request: if the port expects a login, write security.protocol={protocol}."
+        return ConnectionLost(f"The connection to {self.address} was lost: {error}.{hint}")
 
     def _set_timeout(self, deadline: float) -> None:
         # A zero time-out would mean non-blocking; a passed deadline must raise TimeoutError instead.
@@ -251,13 +264,28 @@ class Connection:
             if views:
                 views[0] = views[0][sent:]
 
-    def _read_frame(self, pending: Pending) -> memoryview:
+    def _read_frame(self, pending: Pending, *, is_first: bool = False) -> memoryview:
         try:
             prefix = self._read_exactly(4, pending.deadline)
+            if is_first:
+                self._refuse_other_protocols(bytes(prefix))
             size = read_frame_size(prefix, frame_bytes_max=self._config.receive_message_bytes_max)
             return self._read_exactly(size, pending.deadline).toreadonly()
         except OSError as error:
             raise self._lost(error) from error
+
+    def _refuse_other_protocols(self, first: bytes) -> None:
+        """Read as a frame's size, another protocol's first bytes would only make an absurd number."""
+        if first[0] in (0x15, 0x16) and first[1] == 3:  # an alert or a handshake of TLS
+            raise WireError(
+                f"{self.address} speaks TLS and security.protocol={self._security.protocol} does not; nothing was "
+                "sent. Write security.protocol=SSL (SASL_SSL with a login)."
+            )
+        if first == b"HTTP":
+            raise WireError(
+                f"{self.address} speaks HTTP, not Kafka's protocol; nothing was sent. "
+                "Write the address of a Kafka broker in bootstrap.servers."
+            )
 
     def _read_exactly(self, size: int, deadline: float) -> memoryview:
         buffer = memoryview(bytearray(size))

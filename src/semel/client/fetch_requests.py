@@ -6,6 +6,7 @@ beside megabytes of records, and costs a slot in the broker's cache and a second
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -114,8 +115,12 @@ class FetchRequests:
             self._cluster.sleep(until_ms / 1000)
             return []
         self._cluster.wait_any([flight.pending for flight in self._flights.values()], timeout_ms=until_ms)
-        landed = [node for node, flight in self._flights.items() if flight.pending.done]
-        return [chunk for node in landed for chunk in self._land(self._flights.pop(node))]
+        # Of a partition whose leader moved, the old and the new one may both answer with the same records.
+        chunks: dict[TopicPartition, Chunk] = {}
+        for node in [node for node, flight in self._flights.items() if flight.pending.done]:
+            for chunk in self._land(self._flights.pop(node)):
+                chunks.setdefault(chunk.reading.partition, chunk)
+        return list(chunks.values())
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -164,7 +169,7 @@ class FetchRequests:
         remaining_ms = max(0.0, (deadline - self._cluster.clock()) * 1000)
         return {
             "replica_id": -1,
-            "max_wait": int(min(self._config.wait_ms_max, remaining_ms)),
+            "max_wait": math.ceil(min(self._config.wait_ms_max, remaining_ms)),
             "min_bytes": self._config.fetch_bytes_min,
             "max_bytes": max(self._config.fetch_bytes_max, *(self.readings[named].bytes_max for named in asked)),
             "isolation_level": ISOLATION_LEVELS[self._config.isolation],

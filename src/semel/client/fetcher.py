@@ -19,7 +19,7 @@ from semel.client.fetch_requests import Chunk, FetchRequests, Reading
 from semel.client.fetched import READ_SCHEMA, PartitionRecords, decode_opened, intact_prefix, to_read_table
 from semel.client.leader_calls import describe
 from semel.client.offsets import Edge, edge_offsets, timestamp_offsets
-from semel.client.partitions import TopicPartition
+from semel.client.partitions import ByPartition, TopicPartition, by_partition
 from semel.errors import ConfigError, CorruptRecords, InvalidState, RecordTooLarge, RequestTimedOut
 from semel.records import ControlMarker, read_header
 
@@ -34,7 +34,8 @@ class Fetcher:
     ...         print(table.num_rows)
 
     A `Cluster` may be given instead of settings. It is then shared and stays open; while a fetch waits for new records,
-    other requests to the same broker wait behind it, up to `fetch.max.wait.ms`.
+    other requests to the same broker wait behind it, up to `fetch.max.wait.ms`. Therefore `prefetch`, which leaves a
+    request under way between two calls, is on only if the fetcher has a cluster of its own, or on demand.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Fetcher:
         config: FetchConfig | None = None,
         *,
         include_markers: bool = False,
+        prefetch: bool | None = None,
     ) -> None:
         if isinstance(cluster_or_settings, Cluster):
             self._cluster, self._owns_cluster = cluster_or_settings, False
@@ -51,6 +53,7 @@ class Fetcher:
             settings = parse_config(cluster_or_settings)
             self._cluster, self._owns_cluster = Cluster(settings.client), True
             self.config = config or settings.fetch
+        self._prefetch = self._owns_cluster if prefetch is None else prefetch
         self._requests = FetchRequests(self._cluster, self.config, include_markers=include_markers)
 
     def __enter__(self) -> Self:
@@ -67,11 +70,9 @@ class Fetcher:
 
     # -- positions -------------------------------------------------------------------------------------------------
 
-    def assign(self, positions: Mapping[tuple[str, int], int | Edge]) -> None:
+    def assign(self, positions: ByPartition[int | Edge]) -> None:
         """Read these partitions from now on, each from the given offset, and no others."""
-        self._requests.assign(
-            self._find_offsets({TopicPartition(*named): position for named, position in positions.items()})
-        )
+        self._requests.assign(self._find_offsets(by_partition(positions)))
 
     def seek(self, topic: str, partition: int, position: int | Edge) -> None:
         """Go on reading an assigned partition at another offset."""
@@ -137,7 +138,7 @@ class Fetcher:
         deadline = self._cluster.clock() + timeout_ms / 1000
         while True:
             chunks = self._requests.wait_chunks(deadline)
-            if chunks and self._owns_cluster:  # on a shared one, others would wait behind a request nobody waits for
+            if chunks and self._prefetch:
                 ahead = {chunk.reading.partition: chunk.opened.next_offset for chunk in chunks}
                 self._requests.send(ahead, math.inf)
             fetched = [records for chunk in chunks if (records := self._decode(chunk)) is not None]
@@ -153,16 +154,17 @@ class Fetcher:
         """The next records of all partitions as one table, columns as in Spark's Kafka connector (`READ_SCHEMA`)."""
         return to_read_table(self.fetch(timeout_ms))
 
-    def read_until(self, ends: Mapping[tuple[str, int], int], *, stall_ms: float | None = None) -> Iterator[pa.Table]:
+    def read_until(self, ends: ByPartition[int], *, stall_ms: float | None = None) -> Iterator[pa.Table]:
         """Tables as of `read`, until each of these partitions has reached its end; records from the end on stay unread.
 
         Markers and aborted records count as reached. Without any progress for `stall_ms` (`default.api.timeout.ms`) it
         gives up with `RequestTimedOut`: the end is not there yet, or an open transaction is in the way.
         """
-        readings = [self._reading(*named) for named in ends]
+        wanted = by_partition(ends)
+        readings = [self._reading(*named) for named in wanted]
         everything = list(self._requests.readings.values())
         for reading in everything:
-            reading.end = ends.get(reading.partition, reading.position)  # the others rest where they are
+            reading.end = wanted.get(reading.partition, reading.position)  # the others rest where they are
         stall_ms = self._cluster.config.api_timeout_ms if stall_ms is None else stall_ms
         try:
             while any(not reading.is_finished for reading in readings):

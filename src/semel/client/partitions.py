@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+Value = TypeVar("Value")
 
 
 class TopicPartition(NamedTuple):
@@ -13,3 +16,15 @@ class TopicPartition(NamedTuple):
 
     topic: str
     partition: int
+
+
+ByPartition = Mapping[TopicPartition, Value] | Mapping[tuple[str, int], Value]
+"""Something for each of several partitions, which callers may also name by plain tuples."""
+
+
+def by_partition(values: ByPartition[Value]) -> dict[TopicPartition, Value]:
+    """
+    >>> by_partition({("orders", 3): 17})
+    {TopicPartition(topic='orders', partition=3): 17}
+    """
+    return {TopicPartition(*named): value for named, value in values.items()}

@@ -18,32 +18,33 @@ import pyarrow as pa
 
 from semel.client.cluster import Answered, Cluster
 from semel.client.config import ProducerConfig, parse_config
+from semel.client.failures import failure
 from semel.client.fetcher import find_marker
+from semel.client.ownership import EXHAUSTED_EPOCH, NOBODY, Owner, ProducerIdentity, decide_claim
 from semel.client.partitions import TopicPartition
 from semel.client.routing import RowBuffer, encode_for_partitions
 from semel.client.sender import Sender, Stored
 from semel.client.shared import SharedTransaction
 from semel.client.transaction_state import Event, State, next_state
-from semel.client.transactions import NOBODY, GroupMember, ProducerIdentity, TransactionCalls
+from semel.client.transactions import GroupMember, TransactionCalls
 from semel.errors import (
     BrokerUnreachable,
     CommitUnknown,
     ConfigError,
-    ConnectionLost,
     Fenced,
     InvalidState,
     KafkaError,
     RequestTimedOut,
     SemelError,
+    TransactionAborted,
 )
 from semel.records import StickyPartitioner
-from semel.wire import Api, ErrorCode
+from semel.wire import Api, ErrorCode, verdict
 
 BUFFERED_BYTES_MAX = 32 * 1024 * 1024
 """How much may wait for its acknowledgement before a call to send blocks."""
 
 _DISCARD_PATIENCE_MS = 500
-_EPOCH_MAX = 2**15 - 1
 
 
 class Outcome(Enum):
@@ -114,9 +115,11 @@ class Producer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and self._calls is None:
-            self.flush()
-        self.close()
+        try:
+            if kind is None and self._calls is None:
+                self.flush()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Abort an open transaction and close the connections. Records that were not flushed are dropped."""
@@ -291,10 +294,10 @@ class Producer:
         self._surely_open = True
         self._offsets_sent.setdefault(member.group_id, {}).update(named)
 
-    def commit(self) -> None:
+    def commit(self, *, timeout_ms: float | None = None) -> None:
         """Make all of the transaction visible. Returning means that it is committed.
 
-        Raises `TransactionAborted` or another `KafkaError` if it cannot be (then `abort`), `Fenced` if another producer took
+        `timeout_ms` is for the last step alone, by default `default.api.timeout.ms`. Raises `TransactionAborted` or another `KafkaError` if it cannot be (then `abort`), `Fenced` if another producer took
         over, and `CommitUnknown` if the answer was lost (then `resolve`, and never abort).
         """
         calls = self._transactional()
@@ -305,9 +308,7 @@ class Producer:
             self._state = next_state(self._state, Event.COMMITTED)
             return
         try:
-            following = calls.end(self.identity, commit=True)
-        except (ConnectionLost, RequestTimedOut) as error:
-            raise self._commit_lost(error) from error
+            following = calls.end(self.identity, commit=True, patience=self.cluster.patience(timeout_ms))
         except BrokerUnreachable:
             self._state = next_state(self._state, Event.COMMIT_REFUSED)
             raise
@@ -315,10 +316,27 @@ class Producer:
             if error.earlier_answer_lost:
                 # The first try may have committed; a refusal of its repeat proves nothing.
                 raise self._commit_lost(error) from error
+            if error.is_fatal and self._was_ended_by_coordinator(calls):
+                self._state = next_state(self._state, Event.COMMIT_REFUSED)
+                raise TransactionAborted(
+                    "The coordinator has aborted this transaction: it was open for longer than transaction.timeout.ms "
+                    f"({self.config.transaction_timeout_ms} ms). Nothing of it will be seen; abort and begin again.",
+                    code=error.code,
+                ) from error
             self._fail(error)
             raise
+        except SemelError as error:
+            # Besides a lost answer: one that cannot be read, or a login that was refused before a repeat.
+            raise self._commit_lost(error) from error
         self._next_transaction(following)
         self._state = next_state(self._state, Event.COMMITTED)
+
+    def _was_ended_by_coordinator(self, calls: TransactionCalls) -> bool:
+        """Whether the epoch is one that the coordinator took for its own abort, and no new owner has come."""
+        owner = calls.owner()
+        return (
+            owner is not None and self._surely_open and owner.identity == self.identity.following and not owner.is_open
+        )
 
     def abort(self) -> None:
         """Leave no trace of the transaction. Safe to repeat while it raises."""
@@ -350,22 +368,20 @@ class Producer:
             self._renew_epoch(calls)
 
     def resolve(self) -> Outcome:
-        """After `CommitUnknown`: fence the transaction, so that it can no longer change, then look what it became."""
+        """After `CommitUnknown`: see to it that the transaction can no longer change, then look what it became.
+
+        May be called again if it raises. If another producer took over meanwhile, the outcome is told all the same, and the
+        next transaction raises `Fenced`.
+        """
         calls = self._transactional()
         if self._state is not State.UNKNOWN:
             raise InvalidState(f"There is nothing to resolve: this producer is {self._state.value}.")
-        before = self.identity
-        fenced: Fenced | None = None
-        try:
-            self._sender.start_over(calls.init_producer_id(before))
-        except Fenced as error:
-            fenced = error
-        # Fenced or not, the transaction is decided now: whoever raised the epoch had to end it first.
-        outcome = self._look_up_outcome(before)
+        mine, protocol = self.identity, calls.protocol
+        owner = self._wait_until_decided(calls)
+        outcome = self._look_up_outcome(mine)
         self._state = next_state(self._state, Event.RESOLVED)
-        self._needs_new_epoch = False
-        if fenced is not None:
-            self._recover_identity(calls, before, fenced, was_open=outcome is Outcome.ABORTED)
+        # After an abort the next epoch is nobody's; after a commit it is ours on protocol 2 and perhaps a successor's on 1.
+        self._claim(calls, owner, next_epoch_is_free=outcome is Outcome.ABORTED or protocol == 2)
         return outcome
 
     def _look_up_outcome(self, identity: ProducerIdentity) -> Outcome:
@@ -437,34 +453,50 @@ class Producer:
         self._sender.start_over(following)
 
     def _renew_epoch(self, calls: TransactionCalls) -> None:
-        """End what is open and raise the epoch, unless another owner has."""
-        before = self.identity
+        """End what is open and raise the epoch; `Fenced` if another producer has taken over."""
+        next_epoch_is_free = self._surely_open
+        owner = calls.owner()
+        if owner is not None and owner.identity == self.identity and owner.is_open:
+            next_epoch_is_free = True
+        self._claim(calls, self._wait_until_decided(calls), next_epoch_is_free=next_epoch_is_free)
+        if self._reason_dead is not None:
+            raise self._reason_dead
+
+    def _wait_until_decided(self, calls: TransactionCalls) -> Owner | None:
+        """Abort the transaction if it is ours and open; wait until markers are written; returns who owns the id then."""
+        patience = self.cluster.patience()
+        while True:
+            owner = calls.owner()
+            if owner is None or not (owner.is_undecided or (owner.is_open and owner.identity == self.identity)):
+                return owner
+            if owner.is_open:
+                self._abort_open(calls)
+            elif patience.is_spent:
+                raise RequestTimedOut(
+                    f"The coordinator has not finished the transaction of {calls.transactional_id!r} in time; "
+                    "its outcome is decided and will be carried out. Try again."
+                )
+            patience.pause(verdict(ErrorCode.concurrent_transactions, Api.END_TXN))
+
+    def _abort_open(self, calls: TransactionCalls) -> None:
         try:
-            self._sender.start_over(calls.init_producer_id(before))
-        except Fenced as error:
-            self._recover_identity(calls, before, error, was_open=self._surely_open)
-            if self._reason_dead is not None:
+            calls.init_producer_id(self.identity, patience=self.cluster.patience(0))
+        except KafkaError as error:
+            # CONCURRENT_TRANSACTIONS is the answer to expect: the abort is under way.
+            if error.code != ErrorCode.concurrent_transactions and not isinstance(error, Fenced):
                 raise
+
+    def _claim(self, calls: TransactionCalls, owner: Owner | None, *, next_epoch_is_free: bool) -> None:
+        """Get the next epoch, or be dead if it is another producer's."""
+        mine = self.identity
+        claimed = mine if owner is None else decide_claim(mine, owner, next_epoch_is_free=next_epoch_is_free)
+        try:
+            if claimed is None:
+                raise failure(ErrorCode.producer_fenced, Api.INIT_PRODUCER_ID, calls.transactional_id)
+            self._sender.start_over(calls.init_producer_id(claimed))
+        except Fenced as error:
+            self._die(error)
         self._needs_new_epoch = False
-
-    def _recover_identity(
-        self, calls: TransactionCalls, before: ProducerIdentity, fenced: Fenced, *, was_open: bool
-    ) -> None:
-        """Tell an epoch that the coordinator raised for itself from one that a new owner holds.
-
-        The coordinator aborts an *open* transaction (time-out, InitProducerId) under the next epoch, which it hands to
-        nobody: a new owner gets the one after it, and from then on this one is refused. So if the transaction was open
-        for sure, asking in the name of the next epoch succeeds only where no new owner is. If it was not, the next epoch
-        may be the new owner's, and asking for it would steal it.
-        """
-        if was_open:
-            try:
-                following = ProducerIdentity(before.producer_id, before.producer_epoch + 1)
-                self._sender.start_over(calls.init_producer_id(following))
-            except Fenced as error:
-                self._die(error)
-        else:
-            self._die(fenced)
 
     def _add_partitions(self, partitions: Collection[TopicPartition]) -> None:
         self._transactional().add_partitions(self.identity, partitions)
@@ -491,6 +523,6 @@ class Producer:
 
     def _next_identity(self, current: ProducerIdentity) -> ProducerIdentity:
         """Without a transactional id the epoch is the producer's own to raise, until it is used up."""
-        if current.producer_epoch >= _EPOCH_MAX - 1:
+        if current.producer_epoch >= EXHAUSTED_EPOCH:
             return self._fresh_identity()
         return ProducerIdentity(current.producer_id, current.producer_epoch + 1)

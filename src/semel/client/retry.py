@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from semel.wire import Verdict
 
 _SOON_FIRST_MS = 1
-_SOON_MAX_MS = 20
 
 
 @dataclass(slots=True)
@@ -49,10 +48,8 @@ class Patience:
 
     def next_pause_ms(self, verdict: Verdict | None = None) -> float:
         """The pause before the next try, never beyond what remains."""
-        first, longest = self.backoff_ms, self.backoff_max_ms
-        if verdict is not None and verdict.soon:
-            first, longest = _SOON_FIRST_MS, _SOON_MAX_MS
-        pause = min(first * 2 ** min(self._pauses, 20), longest)
+        first = _SOON_FIRST_MS if verdict is not None and verdict.soon else self.backoff_ms
+        pause = min(first * 2 ** min(self._pauses, 20), self.backoff_max_ms)
         self._pauses += 1
         return max(0.0, min(pause, self.remaining_ms))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from semel.client.config import ProducerConfig
-from semel.errors import ConfigError
+from semel.errors import ConfigError, RecordTooLarge
 from semel.records import EncodedBatch, StickyPartitioner, encode_table, split_by_partition
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -85,14 +86,29 @@ def encode_for_partitions(
     for name, rows in _by_topic(topic, table):
         count = partition_count(name)
         for index, part in split_by_partition(rows, _partitions(name, rows, partition, count, sticky)):
-            for batch in encode_table(
-                part,
-                compression=config.compression_type,
-                compression_level=config.compression_level,
-                batch_bytes_max=config.batch_bytes,
-                default_timestamp_ms=now_ms,
-            ):
+            for batch in encode_rows(part, config, now_ms):
                 yield name, index, batch
+
+
+def encode_rows(table: pa.Table, config: ProducerConfig, now_ms: int) -> list[EncodedBatch]:
+    """The rows of one partition as batches of `batch.size`, or of `max.request.size` if a record needs it.
+
+    In Kafka's own client the former is how much to gather and the latter what a record may take, so a record above
+    `batch.size` is nothing unusual.
+    """
+
+    def encode(batch_bytes_max: int) -> list[EncodedBatch]:
+        return encode_table(
+            table,
+            compression=config.compression_type,
+            compression_level=config.compression_level,
+            batch_bytes_max=batch_bytes_max,
+            default_timestamp_ms=now_ms,
+        )
+
+    with suppress(RecordTooLarge):
+        return encode(config.batch_bytes)
+    return encode(config.request_bytes_max)
 
 
 def _by_topic(topic: str | None, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:

@@ -28,7 +28,7 @@ class OutgoingBatch:
 
     topic: str
     partition: int
-    data: bytearray
+    data: memoryview
     record_count: int
     deadline: float
     sequence: int | None = None
@@ -40,7 +40,7 @@ class OutgoingBatch:
 class SendQueue:
     """
     >>> queue = SendQueue()
-    >>> queue.add(OutgoingBatch("t", 0, bytearray(), 10, 0.0))
+    >>> queue.add(OutgoingBatch("t", 0, memoryview(b""), 10, 0.0))
     >>> batch = queue.take()
     >>> batch.sequence, queue.next_sequence
     (0, 10)

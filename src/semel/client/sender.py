@@ -13,10 +13,10 @@ from semel.client.cluster import TRANSPORT_ERRORS, Cluster
 from semel.client.config import ProducerConfig
 from semel.client.connection import Pending
 from semel.client.failures import failure
+from semel.client.ownership import NOBODY, ProducerIdentity
 from semel.client.partitions import TopicPartition
 from semel.client.retry import Patience
 from semel.client.send_queue import OutgoingBatch, SendQueue
-from semel.client.transactions import NOBODY, ProducerIdentity
 from semel.errors import KafkaError, RequestTimedOut, SemelError
 from semel.records import EncodedBatch, stamp
 from semel.wire import PROTOCOL_2_VERSIONS, Action, Api, ErrorCode, Refresh, Verdict, verdict
@@ -90,7 +90,9 @@ class Sender:
         lane = self._lanes.setdefault(TopicPartition(topic, partition), _Lane())
         if sequence is not None:
             lane.queue.next_sequence = sequence
-        data = batch.data if isinstance(batch.data, bytearray) else bytearray(batch.data)
+        data = memoryview(batch.data)
+        if data.readonly:  # it is stamped in place
+            data = memoryview(bytearray(data))
         deadline = self._cluster.clock() + self._config.delivery_timeout_ms / 1000
         lane.queue.add(OutgoingBatch(topic, partition, data, batch.record_count, deadline))
         self.buffered_bytes += len(data)
@@ -163,9 +165,8 @@ class Sender:
         for node, lanes in by_node.items():
             while self._in_flight(node) < self._config.in_flight_max:
                 batches = list(self._pack(lanes))
-                if not batches:
+                if not batches or not self._send(node, batches):
                     break
-                self._send(node, batches)
                 sent = True
         return sent
 
@@ -204,7 +205,8 @@ class Sender:
             packed_bytes += len(head.data)
             yield lane.queue.take()
 
-    def _send(self, node: int, batches: list[OutgoingBatch]) -> None:
+    def _send(self, node: int, batches: list[OutgoingBatch]) -> bool:
+        """Put one request into flight; False if the broker cannot be reached."""
         topics: dict[str, list[dict[str, Any]]] = {}
         for batch in batches:
             if self._config.idempotent:
@@ -216,7 +218,7 @@ class Sender:
                     base_sequence=batch.sequence,
                     transactional=self._config.transactional_id is not None,
                 )
-            topics.setdefault(batch.topic, []).append({"index": batch.partition, "records": memoryview(batch.data)})
+            topics.setdefault(batch.topic, []).append({"index": batch.partition, "records": batch.data})
         try:
             pending = self._cluster.submit(
                 node,
@@ -231,8 +233,14 @@ class Sender:
             self._cluster.forget_leaders(topics)
             for batch in batches:
                 self._again(batch, error, None)
-            return
+            return False
+        except SemelError as error:
+            # No repeat cures it: a certificate or a login that this broker refuses, or a broker that is too old.
+            for batch in batches:
+                self._fail(batch, error)
+            return False
         self._flights.append(_Flight(node, pending, batches))
+        return True
 
     # -- answers ---------------------------------------------------------------------------------------------------
 

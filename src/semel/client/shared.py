@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from semel.client.cluster import Cluster
 from semel.client.config import parse_config
+from semel.client.ownership import ProducerIdentity
 from semel.client.partitions import TopicPartition
 from semel.client.sender import Sender, Stored
-from semel.client.transactions import ProducerIdentity, TransactionCalls
+from semel.client.transactions import TransactionCalls
 from semel.records import EncodedBatch, encode_table
 
 

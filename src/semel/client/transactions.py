@@ -8,25 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from semel.client.cluster import Answered, Cluster, CoordinatorKind
+from semel.client.ownership import NOBODY, Owner, ProducerIdentity
 from semel.client.partitions import TopicPartition
 from semel.client.retry import Patience
+from semel.errors import UnsupportedByBroker
 from semel.wire import PROTOCOL_2_VERSIONS, Action, Api, ErrorCode, verdict
-
-NO_PRODUCER_ID = -1
-NO_PRODUCER_EPOCH = -1
-
-
-class ProducerIdentity(NamedTuple):
-    """The producer id and epoch that every batch carries."""
-
-    producer_id: int
-    producer_epoch: int
-
-
-NOBODY = ProducerIdentity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +44,9 @@ class TransactionCalls:
         """Requests of protocol 2 are sent only where the cluster has finalized it."""
         return PROTOCOL_2_VERSIONS[api] - 1 if self.protocol == 1 else None
 
-    def init_producer_id(self, current: ProducerIdentity = NOBODY, *, patience: Patience | None = None) -> ProducerIdentity:
+    def init_producer_id(
+        self, current: ProducerIdentity = NOBODY, *, patience: Patience | None = None
+    ) -> ProducerIdentity:
         """End whatever transaction is open and get a higher epoch (KIP-360 if `current` is given).
 
         Without `current` every other owner of the id is fenced; with it, the call itself fails if one has fenced us.
@@ -69,6 +60,19 @@ class TransactionCalls:
             producer_epoch=current.producer_epoch,
         )
         return ProducerIdentity(response.producer_id, response.producer_epoch)
+
+    def owner(self) -> Owner | None:
+        """Who owns the id now and in what state; None where the broker cannot tell (before Kafka 3.0)."""
+        try:
+            response = self._call(
+                Api.DESCRIBE_TRANSACTIONS,
+                lambda response: Answered(response.transaction_states[0].error_code),
+                transactional_ids=[self.transactional_id],
+            )
+        except UnsupportedByBroker:
+            return None
+        found = response.transaction_states[0]
+        return Owner(ProducerIdentity(found.producer_id, found.producer_epoch), found.transaction_state)
 
     def add_partitions(self, identity: ProducerIdentity, partitions: Collection[TopicPartition]) -> None:
         """Protocol 1: tell the coordinator before the first write to each partition."""
@@ -145,12 +149,12 @@ class TransactionCalls:
             producer_epoch=identity.producer_epoch,
             committed=commit,
         )
-        if getattr(response, "producer_id", NO_PRODUCER_ID) == NO_PRODUCER_ID:
+        if getattr(response, "producer_id", NOBODY.producer_id) == NOBODY.producer_id:
             return identity
         return ProducerIdentity(response.producer_id, response.producer_epoch)
 
     def _call(self, api: Api, read_answer: Any, *, patience: Patience | None = None, **fields: Any) -> Any:
-        if api is not Api.ADD_PARTITIONS_TO_TXN:
+        if api not in (Api.ADD_PARTITIONS_TO_TXN, Api.DESCRIBE_TRANSACTIONS):
             fields["transactional_id"] = self.transactional_id
         return self.cluster.call_coordinator(
             CoordinatorKind.TRANSACTION,

@@ -3,8 +3,7 @@
 A transactional id without a transaction has the start time -1, which the generated message refuses as a date.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: kio reads the fields' types, which must not be strings.
 from dataclasses import dataclass, field
 from typing import ClassVar
 

@@ -1,0 +1,325 @@
+"""Transactions of Semel's producer, judged by another client."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+
+import pyarrow as pa
+import pytest
+from observer import committed_offsets, records_of, values_of, wait_until_settled
+from targets import NewTopic, Target
+
+from semel.client.cluster import Cluster, CoordinatorKind
+from semel.client.config import parse_config
+from semel.client.partitions import TopicPartition
+from semel.client.producer import Producer
+from semel.client.transaction_state import State
+from semel.client.transactions import GroupMember
+from semel.errors import Fenced, KafkaError, TransactionAborted
+from semel.testing.apache_kafka import ApacheKafka
+from semel.wire import Api, ErrorCode
+
+LAST_EPOCH = 32_766
+"""The highest epoch a producer gets; the one after it makes the coordinator hand out a new producer id."""
+
+
+def make_producer(kafka: ApacheKafka, name: str, **settings: object) -> Producer:
+    return Producer(bootstrap_servers=kafka.bootstrap, transactional_id=name, **settings)
+
+
+def test_the_protocol_is_the_one_the_cluster_has_finalized(
+    kafka: ApacheKafka, target: Target, new_topic: NewTopic
+) -> None:
+    """B7: protocol 2 where transaction.version says so, protocol 1 elsewhere."""
+    with make_producer(kafka, new_topic()) as producer:
+        assert producer.transaction_protocol == target.transaction_protocol
+
+
+def test_a_commit_shows_all_topics_partitions_and_offsets_at_once(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+    """B1: records of two topics and the consumed offsets become visible together, and not before the commit."""
+    left, right, group = new_topic(partitions=2), new_topic(), f"group-{time.time_ns()}"
+    with make_producer(kafka, left) as producer:
+        with producer.transaction():
+            producer.send_table(
+                left, pa.table({"value": [b"%d" % n for n in range(100)], "key": [b"%d" % n for n in range(100)]})
+            )
+            producer.send(right, b"total")
+            producer.send_offsets({TopicPartition(left, 1): 17}, group)
+            producer.flush()
+            assert values_of(kafka.bootstrap, left, 2) == []
+            assert values_of(kafka.bootstrap, right) == []
+            assert len(values_of(kafka.bootstrap, left, 2, committed=False)) == 100
+        wait_until_settled(kafka.bootstrap, left, 2)
+        assert values_of(kafka.bootstrap, left, 2) == sorted(b"%d" % n for n in range(100))
+        assert values_of(kafka.bootstrap, right) == [b"total"]
+        assert committed_offsets(kafka.bootstrap, group, {left: 2}) == {(left, 1): 17}
+
+
+def test_an_abort_leaves_nothing_to_see_and_the_producer_goes_on(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+    """B6: aborted records are in the log and hidden; those of the transactions around them are not."""
+    topic, group = new_topic(partitions=2), f"group-{time.time_ns()}"
+    with make_producer(kafka, topic) as producer:
+        for number, keep in enumerate([True, False, True, False]):
+            producer.begin()
+            for partition in range(2):
+                producer.send(topic, b"%d" % number, partition=partition)
+            producer.send_offsets({TopicPartition(topic, 0): number + 1}, group)
+            if keep:
+                producer.commit()
+            else:
+                producer.flush()
+                producer.abort()
+    wait_until_settled(kafka.bootstrap, topic, 2)
+    assert records_of(kafka.bootstrap, topic, 2) == {0: [b"0", b"2"], 1: [b"0", b"2"]}
+    assert records_of(kafka.bootstrap, topic, 2, committed=False) == {
+        0: [b"0", b"1", b"2", b"3"],
+        1: [b"0", b"1", b"2", b"3"],
+    }
+    assert committed_offsets(kafka.bootstrap, group, {topic: 1}) == {(topic, 0): 3}
+
+
+def test_an_exception_in_the_block_aborts(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+    """D1: code that fails half-way leaves no half of its output."""
+    topic = new_topic()
+    with make_producer(kafka, topic) as producer:
+
+        def fail_half_way() -> None:
+            with producer.transaction():
+                producer.send(topic, b"half")
+                producer.flush()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail_half_way()
+        with producer.transaction():
+            producer.send(topic, b"whole")
+    assert values_of(kafka.bootstrap, topic) == [b"whole"]
+
+
+def test_an_empty_transaction_costs_no_request(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+    """Committing or aborting nothing is legal and tells the coordinator nothing."""
+    topic = new_topic()
+    with make_producer(kafka, topic) as producer:
+        identity = producer.identity
+        with producer.transaction():
+            pass
+        producer.begin()
+        producer.abort()
+        assert producer.state is State.READY
+        assert producer.identity == identity
+
+
+def test_the_first_of_two_producers_with_one_id_is_fenced(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+    """B4: with an open transaction or without one, the older producer gets the fenced error and writes nothing more."""
+    topic = new_topic()
+    with make_producer(kafka, topic) as idle, make_producer(kafka, topic) as open_one:
+        open_one.begin()
+        open_one.send(topic, b"from the open one")
+        open_one.flush()
+        with make_producer(kafka, topic) as newest:
+            with pytest.raises(Fenced, match="Stop this instance"):
+                open_one.commit()
+            assert open_one.state is State.DEAD
+            with pytest.raises(Fenced):
+                open_one.begin()
+            idle.begin()
+            idle.send(topic, b"from the idle one")
+            with pytest.raises((Fenced, TransactionAborted)):
+                idle.commit()
+            if idle.state is not State.DEAD:
+                with pytest.raises(Fenced):
+                    idle.abort()
+            assert idle.state is State.DEAD
+            with newest.transaction():
+                newest.send(topic, b"from the newest")
+    assert values_of(kafka.bootstrap, topic) == [b"from the newest"]
+
+
+def test_a_fenced_producer_does_not_steal_the_id_back(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+    """B4: whatever the older one tries after being fenced, the newer one goes on unharmed."""
+    topic = new_topic()
+    with make_producer(kafka, topic) as older:
+        older.begin()
+        older.send(topic, b"older")
+        older.flush()
+        with make_producer(kafka, topic) as newer:
+            newer.begin()
+            newer.send(topic, b"newer")
+            newer.flush()
+            with pytest.raises(Fenced):
+                older.abort()
+            newer.commit()
+            with newer.transaction():
+                newer.send(topic, b"newer again")
+    assert values_of(kafka.bootstrap, topic) == [b"newer", b"newer again"]
+
+
+def test_a_transaction_that_outlives_its_timeout_is_aborted_and_the_producer_recovers(
+    kafka: ApacheKafka, new_topic: NewTopic
+) -> None:
+    """B3, B5: the coordinator aborts it by itself; the late commit is refused; the next transaction works."""
+    topic = new_topic()
+    with make_producer(kafka, topic, transaction_timeout_ms=1_000) as producer:
+        producer.begin()
+        producer.send(topic, b"too slow")
+        producer.flush()
+        wait_until_settled(kafka.bootstrap, topic, 1)
+        with pytest.raises(TransactionAborted, match=r"transaction\.timeout\.ms"):
+            producer.commit()
+        assert values_of(kafka.bootstrap, topic) == []
+        producer.abort()
+        with producer.transaction():
+            producer.send(topic, b"in time")
+    assert values_of(kafka.bootstrap, topic) == [b"in time"]
+
+
+def test_a_crash_before_the_commit_ends_in_abort_by_the_successor(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+    """B3: a new producer with the same id ends what the dead one left open, and does not wait for the time-out."""
+    topic = new_topic()
+    crashed = make_producer(kafka, topic)
+    crashed.begin()
+    crashed.send(topic, b"lost with the crash")
+    crashed.flush()
+    crashed.cluster.close()
+    with make_producer(kafka, topic) as successor, successor.transaction():
+        successor.send(topic, b"after it")
+    assert values_of(kafka.bootstrap, topic) == [b"after it"]
+
+
+def test_a_timeout_above_the_brokers_maximum_is_refused_with_what_to_do(
+    kafka: ApacheKafka, new_topic: NewTopic
+) -> None:
+    """B5: the sentence names both settings."""
+    with pytest.raises(KafkaError, match=r"transaction\.timeout\.ms.*transaction\.max\.timeout\.ms"):
+        make_producer(kafka, new_topic(), transaction_timeout_ms=100_000_000)
+
+
+def test_every_transaction_has_an_epoch_of_its_own(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+    """B7: on both protocols, so that a delayed EndTxn of one transaction can never end the next."""
+    topic = new_topic()
+    epochs: list[int] = []
+    with make_producer(kafka, topic) as producer:
+        for _ in range(3):
+            producer.begin()
+            epochs.append(producer.identity.producer_epoch)
+            producer.send(topic, b"x")
+            producer.commit()
+        producer.begin()
+        epochs.append(producer.identity.producer_epoch)
+        producer.send(topic, b"y")
+        producer.flush()
+        producer.abort()
+        producer.begin()
+        epochs.append(producer.identity.producer_epoch)
+        producer.abort()
+    assert all(later > earlier for earlier, later in itertools.pairwise(epochs)), epochs
+
+
+def test_a_delayed_end_of_one_transaction_cannot_end_the_next(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+    """B7: the hole of protocol 1, closed by the epoch: a repeat of the old EndTxn is refused."""
+    topic = new_topic()
+    with make_producer(kafka, topic) as producer:
+        producer.begin()
+        producer.send(topic, b"first")
+        old = producer.identity
+        producer.commit()
+        producer.begin()
+        producer.send(topic, b"second")
+        producer.flush()
+        late = producer.cluster.call(
+            producer.cluster.coordinator(CoordinatorKind.TRANSACTION, topic),
+            Api.END_TXN,
+            highest=4,
+            transactional_id=topic,
+            producer_id=old.producer_id,
+            producer_epoch=old.producer_epoch,
+            committed=True,
+        )
+        assert late.error_code in (ErrorCode.producer_fenced, ErrorCode.invalid_producer_epoch)
+        producer.abort()
+    assert values_of(kafka.bootstrap, topic) == [b"first"]
+
+
+def test_an_exhausted_epoch_brings_a_new_producer_id(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+    """B7, A5: transactions go on over the end of the epochs, each record once."""
+    topic = new_topic()
+    use_up_epochs(kafka, topic, until=LAST_EPOCH - 4)
+    identities: list[tuple[int, int]] = []
+    with make_producer(kafka, topic) as producer:
+        for number in range(10):
+            with producer.transaction():
+                identities.append(producer.identity)
+                producer.send(topic, b"%d" % number)
+    assert identities[0][1] >= LAST_EPOCH - 4
+    assert identities[-1][0] != identities[0][0], identities
+    assert len(set(identities)) == len(identities)
+    assert values_of(kafka.bootstrap, topic) == [b"%d" % number for number in range(10)]
+
+
+def use_up_epochs(kafka: ApacheKafka, transactional_id: str, *, until: int) -> None:
+    """Each InitProducerId takes one epoch; they are pipelined to get there in seconds."""
+    with Cluster(parse_config({"bootstrap.servers": kafka.bootstrap}).client) as cluster:
+        Producer(bootstrap_servers=kafka.bootstrap, transactional_id=transactional_id).close()
+        node = cluster.coordinator(CoordinatorKind.TRANSACTION, transactional_id)
+        under_way = deque(_init(cluster, node, transactional_id) for _ in range(100))
+        epoch = 0
+        while under_way:
+            cluster.wait_any([under_way[0]])
+            epoch = max(epoch, under_way.popleft().result().producer_epoch)
+            if epoch + len(under_way) < until - 1:
+                under_way.append(_init(cluster, node, transactional_id))
+
+
+def _init(cluster: Cluster, node: int, transactional_id: str):
+    return cluster.submit(
+        node,
+        Api.INIT_PRODUCER_ID,
+        transactional_id=transactional_id,
+        transaction_timeout=60_000,
+        producer_id=-1,
+        producer_epoch=-1,
+    )
+
+
+def test_offsets_of_a_stale_generation_are_refused_and_the_transaction_with_them(
+    kafka: ApacheKafka, new_topic: NewTopic
+) -> None:
+    """C1: a member that the group no longer has cannot commit its positions."""
+    topic, group = new_topic(), f"group-{time.time_ns()}"
+    with make_producer(kafka, topic) as producer:
+        producer.begin()
+        producer.send(topic, b"of a zombie")
+        with pytest.raises(KafkaError) as refused:
+            producer.send_offsets({TopicPartition(topic, 0): 1}, GroupMember(group, generation_id=3, member_id="gone"))
+        assert refused.value.code in (ErrorCode.unknown_member_id, ErrorCode.illegal_generation)
+        assert producer.state is State.DOOMED
+        producer.abort()
+    assert values_of(kafka.bootstrap, topic) == []
+
+
+def test_back_to_back_transactions_do_not_wait_a_back_off_for_the_markers(
+    kafka: ApacheKafka, new_topic: NewTopic
+) -> None:
+    """The pause between two tries while markers are written is milliseconds, and no transaction pauses 100 ms in all."""
+    topic = new_topic(partitions=2)
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        time.sleep(seconds)
+
+    with make_producer(kafka, topic, sleep=sleep) as producer:
+        with producer.transaction():  # the first also waits for internal topics to be created
+            producer.send(topic, b"warm", partition=0)
+        spent: list[float] = []
+        for number in range(30):
+            pauses.clear()
+            with producer.transaction():
+                for partition in range(2):
+                    producer.send(topic, b"%d" % number, partition=partition)
+            spent.append(sum(pauses))
+    print(f"pauses per transaction: median {sorted(spent)[15] * 1000:.1f} ms, worst {max(spent) * 1000:.1f} ms")
+    assert sorted(spent)[15] < 0.05
+    assert len(values_of(kafka.bootstrap, topic, 2)) == 61
