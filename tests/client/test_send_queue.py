@@ -1,4 +1,4 @@
-"""The order of one partition's batches under lost answers, lost requests and refusals, against a model of the leader."""
+"""One partition's batches under lost answers, lost requests and refusals, against a model of the leader."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_nothing_leaves_behind_a_returned_batch_until_the_flight_has_settled() -
 
 
 def test_giving_up_takes_what_was_sent_and_leaves_what_was_not() -> None:
-    """KIP-360: batches in flight behind a failed one are refused with it; the ones never sent go on under a new epoch."""
+    """KIP-360: batches in flight behind a failed one are refused with it; those never sent go on in a new epoch."""
     queue = SendQueue()
     batches = [make_batch(10) for _ in range(4)]
     for batch in batches:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import cast
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-
-from semel.testing.proxy import KafkaProxy
 
 _POLL_S = 0.5
 
@@ -33,10 +32,11 @@ def records_of(bootstrap: str, topic: str, partitions: int, *, committed: bool =
             message = consumer.poll(_POLL_S)
             if message is None:
                 continue
+            partition = cast(int, message.partition())
             if message.error() is not None:
-                at_end.add(message.partition())
+                at_end.add(partition)
             else:
-                found[message.partition()].append(message.value())
+                found[partition].append(cast(bytes, message.value()))
         return found
     finally:
         consumer.close()
@@ -81,8 +81,3 @@ def wait_until_settled(bootstrap: str, topic: str, partitions: int) -> None:
     finally:
         consumer.close()
         committed.close()
-
-
-def apis_seen(proxy: KafkaProxy) -> list[int]:
-    """The API keys of the requests that went through, in order."""
-    return [passage.api_key for passage in proxy.passages if passage.direction.value == "request"]

@@ -1,4 +1,4 @@
-"""The connection is severed before and after every frame of a transaction; what the client says must be what the log says."""
+"""The connection is cut before and after every frame of a transaction; the client must say what the log says."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from semel.testing.proxy import Cut, KafkaProxy
 
 PARTITIONS = 2
 OFFSET = 41
-# A patient client goes on until it knows. An impatient one gives up at once, and one that is impatient only with its commit
-# is left in doubt whenever the commit's answer is lost.
+# A patient client goes on until it knows. An impatient one gives up at once, and one that is impatient only with its
+# commit is left in doubt whenever the commit's answer is lost.
 PATIENT: dict[str, object] = {"default.api.timeout.ms": 20_000, "delivery.timeout.ms": 20_000}
 IMPATIENT: dict[str, object] = {"default.api.timeout.ms": 1, "delivery.timeout.ms": 200, "request.timeout.ms": 200}
 MODES = {"patient": (PATIENT, None), "impatient": (IMPATIENT, None), "impatient commit": (PATIENT, 0)}

@@ -135,7 +135,7 @@ def test_lost_answers_lead_to_repeats_and_no_record_is_stored_twice(
 def test_after_a_refused_batch_the_producer_bumps_its_epoch_and_goes_on(
     kafka: ApacheKafka, new_topic: NewTopic
 ) -> None:
-    """A6 (KIP-360): the refused batch is told and left out; what was in flight behind it is refused, never reordered."""
+    """A6 (KIP-360): the refused batch is told and left out; what was in flight behind it is never reordered."""
     topic = new_topic(config={"max.message.bytes": "20000"})
     with Producer(bootstrap_servers=kafka.bootstrap, max_request_size=1_000_000) as producer:
         epoch = producer.identity.producer_epoch

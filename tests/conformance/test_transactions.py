@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -25,7 +26,7 @@ LAST_EPOCH = 32_766
 """The highest epoch a producer gets; the one after it makes the coordinator hand out a new producer id."""
 
 
-def make_producer(kafka: ApacheKafka, name: str, **settings: object) -> Producer:
+def make_producer(kafka: ApacheKafka, name: str, **settings: Any) -> Producer:
     return Producer(bootstrap_servers=kafka.bootstrap, transactional_id=name, **settings)
 
 
@@ -302,7 +303,7 @@ def test_offsets_of_a_stale_generation_are_refused_and_the_transaction_with_them
 def test_back_to_back_transactions_do_not_wait_a_back_off_for_the_markers(
     kafka: ApacheKafka, new_topic: NewTopic
 ) -> None:
-    """The pause between two tries while markers are written is milliseconds, and no transaction pauses 100 ms in all."""
+    """The pauses while markers are written are milliseconds, and no transaction pauses 100 ms in all."""
     topic = new_topic(partitions=2)
     pauses: list[float] = []
 

@@ -37,9 +37,14 @@ def test_a_broker_that_is_too_old_is_told_apart_with_what_to_do() -> None:
 
 @pytest.mark.parametrize(
     ("features", "epoch", "protocol"),
-    [({}, -1, 1), ({"transaction.version": 2}, -1, 1), ({"transaction.version": 1}, 3, 1), ({"transaction.version": 2}, 0, 2)],
+    [
+        ({}, -1, 1),
+        ({"transaction.version": 2}, -1, 1),
+        ({"transaction.version": 1}, 3, 1),
+        ({"transaction.version": 2}, 0, 2),
+    ],
 )
 def test_protocol_2_needs_the_finalized_feature(features: dict[str, int], epoch: int, protocol: int) -> None:
     """The request versions alone say nothing: only what the cluster finalized, with a valid epoch, counts (KIP-890)."""
-    everything = {api: VersionRange(0, 99) for api in Api}
+    everything = {int(api): VersionRange(0, 99) for api in Api}
     assert BrokerCapabilities(everything, features, epoch).transaction_protocol == protocol

@@ -1,7 +1,7 @@
 """The brokers of one cluster: who leads which partition, who coordinates what, and a connection to each.
 
-One `Cluster` belongs to one thread. It answers three kinds of calls: to a given broker, to a partition's leader and to a
-coordinator; the last two find the broker, and find it anew when it has moved.
+One `Cluster` belongs to one thread. It answers three kinds of calls: to a given broker, to a partition's leader and to
+a coordinator; the last two find the broker, and find it anew when it has moved.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Cluster:
         self.config = config
         self.clock = clock
         self.sleep = sleep
-        # Bootstrap addresses have negative ids until metadata tells the brokers' own.
-        self._bootstrap = {-1 - index: address for index, address in enumerate(config.bootstrap)}
+        # Bootstrap addresses have negative ids until metadata tells the brokers' own; -1 stands for "no leader".
+        self._bootstrap = {-2 - index: address for index, address in enumerate(config.bootstrap)}
         self._nodes: dict[int, tuple[str, int]] = {}
         self._connections: dict[int, Connection] = {}
         self._topics: dict[str, Mapping[int, Leader]] = {}
@@ -123,7 +123,7 @@ class Cluster:
         return connection
 
     def any_connection(self) -> Connection:
-        """A connection to whichever broker can be reached: an open one first, the bootstrap addresses last (KIP-1102)."""
+        """A connection to whichever broker can be reached: an open one first, bootstrap addresses last (KIP-1102)."""
         for connection in self._connections.values():
             if connection.is_open:
                 return connection
@@ -236,7 +236,8 @@ class Cluster:
     ) -> Any:
         """Call until the answer is none of "not now" and "not here"; safe only for requests that may be repeated.
 
-        Raises the `KafkaError` of an answer that no repeat can cure, and the last transport error when patience is spent.
+        Raises the `KafkaError` of an answer that no repeat can cure, and the last transport error when patience is
+        spent.
         """
         patience = patience or self.patience()
         answer_lost = False
@@ -343,6 +344,7 @@ class Cluster:
 
     def list_topics(self) -> Mapping[str, Mapping[int, Leader]]:
         """Every topic this client may see."""
+        self._topics.clear()
         self._fetch_metadata(None)
         return dict(self._topics)
 

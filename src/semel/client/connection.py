@@ -1,7 +1,8 @@
 """One blocking socket to one broker, with time-outs and pipelined requests. Not for use from several threads.
 
-Kafka answers a connection's requests in order, so what is under way is a queue, and a lost connection or a missed deadline
-leaves the fate of everything in the queue unknown: each `Pending` then carries the error instead of a response.
+Kafka answers a connection's requests in order, so what is under way is a queue, and a lost connection or a missed
+deadline leaves the fate of everything in the queue unknown: each `Pending` then carries the error instead of a
+response.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ class Connection:
             plain = socket.create_connection((host, port), timeout=timeout)
         except OSError as error:
             raise BrokerUnreachable(
-                f"No connection to {self.address}: {error}. Nothing was sent. "
-                "Check bootstrap.servers, and that the broker runs and its advertised.listeners can be reached from here."
+                f"No connection to {self.address} ({error}), so nothing was sent. Check bootstrap.servers, and that "
+                "the broker runs and its advertised.listeners can be reached from here."
             ) from error
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if context is None:
@@ -121,8 +122,8 @@ class Connection:
                 # TLS 1.3 tells that a client certificate is missing only when the first bytes are read.
                 raise explain_tls_failure(cause, host, port, handshake_done=True) from cause
             raise BrokerUnreachable(
-                f"{self.address} closed the connection at the first request; nothing was sent. It may expect TLS or SASL: "
-                f"check security.protocol (now {self._security.protocol})."
+                f"{self.address} closed the connection at the first request; nothing was sent. It may expect TLS or "
+                f"SASL: check security.protocol (now {self._security.protocol})."
             ) from cause
         except RequestTimedOut as error:
             raise BrokerUnreachable(

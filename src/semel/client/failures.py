@@ -16,8 +16,8 @@ from semel.errors import (
 from semel.wire import Action, Api, ErrorCode, verdict
 
 _FENCED: Final = (
-    "Another producer with the same transactional.id has taken over, so this one can no longer write and what it had not "
-    "committed is aborted. Stop this instance, or give each instance its own transactional.id."
+    "Another producer with the same transactional.id has taken over, so this one can no longer write and what it had "
+    "not committed is aborted. Stop this instance, or give each instance its own transactional.id."
 )
 
 # Sentences for the codes users meet most; `{what}` is what the call was about.
@@ -30,18 +30,18 @@ _SENTENCES: Final[Mapping[ErrorCode, tuple[type[KafkaError], str]]] = {
     ErrorCode.invalid_producer_epoch: (Fenced, _FENCED),
     ErrorCode.invalid_producer_id_mapping: (
         Fenced,
-        "The coordinator no longer knows this producer for {what}: the id expired (transactional.id.expiration.ms) or was "
-        "taken over. What was not committed is aborted; make a new producer.",
+        "The coordinator no longer knows this producer for {what}: the id expired (transactional.id.expiration.ms) or "
+        "was taken over. What was not committed is aborted; make a new producer.",
     ),
     ErrorCode.invalid_transaction_timeout: (
         KafkaError,
-        "The broker refuses this transaction.timeout.ms for {what}, and nothing was written. Lower it, or raise the broker's "
-        "transaction.max.timeout.ms.",
+        "The broker refuses this transaction.timeout.ms for {what}, and nothing was written. Lower it, or raise the "
+        "broker's transaction.max.timeout.ms.",
     ),
     ErrorCode.message_too_large: (
         KafkaError,
-        "A batch for {what} is over the topic's max.message.bytes and was not stored. Lower batch.size, or raise "
-        "max.message.bytes on the topic.",
+        "A batch for {what} is over the topic's max.message.bytes and was not stored. Raise max.message.bytes on the "
+        "topic, lower batch.size, or make the record smaller.",
     ),
     ErrorCode.topic_authorization_failed: (
         NotAuthorized,
@@ -67,6 +67,15 @@ _SENTENCES: Final[Mapping[ErrorCode, tuple[type[KafkaError], str]]] = {
 }
 
 
+_MEANING: Final[Mapping[Api, str]] = {
+    Api.PRODUCE: " The batch was not stored.",
+    **dict.fromkeys(
+        (Api.ADD_PARTITIONS_TO_TXN, Api.ADD_OFFSETS_TO_TXN, Api.TXN_OFFSET_COMMIT, Api.END_TXN),
+        " What was not committed will not be seen.",
+    ),
+}
+
+
 def failure(code: ErrorCode, api: Api, what: str, message: str | None = None) -> KafkaError:
     """The exception for `code` in an answer of `api` about `what`."""
     judged = verdict(code, api)
@@ -74,14 +83,14 @@ def failure(code: ErrorCode, api: Api, what: str, message: str | None = None) ->
     if code == ErrorCode.invalid_producer_epoch and judged.action is Action.ABORTABLE:
         kind, sentence = (
             TransactionAborted,
-            "The coordinator has ended this transaction ({what}): it ran longer than transaction.timeout.ms, or another "
-            "producer took over. Nothing of it will be seen; abort and begin again.",
+            "The coordinator has ended this transaction ({what}): it ran longer than transaction.timeout.ms, or "
+            "another producer took over. Nothing of it will be seen; abort and begin again.",
         )
     if not sentence:
         said = f" The broker says: {message}" if message and message != code.name else ""
         sentence = (
             f"{code.name.upper()} for {{what}}: {judged.reason}."
-            f"{' What was not committed will not be seen.' if judged.action is Action.ABORTABLE else ''}"
+            f"{_MEANING.get(api, '') if judged.action is Action.ABORTABLE else ''}"
             f"{_clip(said).replace('{', '(').replace('}', ')')}"
         )
     return kind(sentence.format(what=what), code=code, is_fatal=judged.action is Action.FATAL)

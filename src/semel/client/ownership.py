@@ -1,13 +1,14 @@
 """Whose is the epoch? What a producer may claim after the coordinator has raised it.
 
-InitProducerId with an identity is meant to be refused when a newer owner is there. But while that owner has a transaction
-*open*, Kafka (seen on 3.9 and 4.3) does not look at the epoch: it aborts the open transaction, whoever asked. So a producer
-looks first (DescribeTransactions), and asks only in the name of an epoch that nobody else can hold.
+InitProducerId with an identity is meant to be refused when a newer owner is there. But while that owner has a
+transaction *open*, Kafka (seen on 3.9 and 4.3) does not look at the epoch: it aborts the open transaction, whoever
+asked. So a producer looks first (DescribeTransactions), and asks only in the name of an epoch that nobody else can
+hold.
 
 The coordinator hands epochs out like this, for a producer that has epoch e:
 
-- an open transaction that the coordinator ends by itself (time-out, or a new owner arriving) is aborted under e+1, which is
-  given to nobody: a new owner gets e+2 or later;
+- an open transaction that the coordinator ends by itself (time-out, or a new owner arriving) is aborted under e+1,
+  which is given to nobody: a new owner gets e+2 or later;
 - protocol 2: commit or abort by the producer itself moves it to e+1, which is its own;
 - protocol 1: commit leaves e in place, so after it e+1 may be a new owner's.
 """

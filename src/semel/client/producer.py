@@ -1,7 +1,7 @@
 """Idempotent and transactional producing, from Arrow tables and from single records.
 
-A `Producer` belongs to one thread and has none of its own: records leave while its methods run, and all of them have left
-when `flush` or `commit` returns.
+A `Producer` belongs to one thread and has none of its own: records leave while its methods run, and all of them have
+left when `flush` or `commit` returns.
 """
 
 from __future__ import annotations
@@ -164,8 +164,9 @@ class Producer:
                 self._push()
 
     def send_table(self, topic: str | None, table: pa.Table, *, partition: int | None = None) -> None:
-        """Take a table: `value` and, where there, `key`, `headers`, `timestamp`, `partition` and (no `topic` given) `topic`.
+        """Take a table with a column `value` and, if wanted, `key`, `headers`, `timestamp`, `partition` and `topic`.
 
+        Column `topic` is read where no topic is given.
         Blocks while more than 32 MB wait to be acknowledged. Rows keep their order within a partition.
         """
         self._check_may_write()
@@ -297,8 +298,9 @@ class Producer:
     def commit(self, *, timeout_ms: float | None = None) -> None:
         """Make all of the transaction visible. Returning means that it is committed.
 
-        `timeout_ms` is for the last step alone, by default `default.api.timeout.ms`. Raises `TransactionAborted` or another `KafkaError` if it cannot be (then `abort`), `Fenced` if another producer took
-        over, and `CommitUnknown` if the answer was lost (then `resolve`, and never abort).
+        `timeout_ms` is for the last step alone, by default `default.api.timeout.ms`. Raises `TransactionAborted` or
+        another `KafkaError` if it cannot be (then `abort`), `Fenced` if another producer took over, and `CommitUnknown`
+        if the answer was lost (then `resolve`, and never abort).
         """
         calls = self._transactional()
         if self._state is State.OPEN:
@@ -370,8 +372,8 @@ class Producer:
     def resolve(self) -> Outcome:
         """After `CommitUnknown`: see to it that the transaction can no longer change, then look what it became.
 
-        May be called again if it raises. If another producer took over meanwhile, the outcome is told all the same, and the
-        next transaction raises `Fenced`.
+        May be called again if it raises. If another producer took over meanwhile, the outcome is told all the same, and
+        the next transaction raises `Fenced`.
         """
         calls = self._transactional()
         if self._state is not State.UNKNOWN:
@@ -380,7 +382,8 @@ class Producer:
         owner = self._wait_until_decided(calls)
         outcome = self._look_up_outcome(mine)
         self._state = next_state(self._state, Event.RESOLVED)
-        # After an abort the next epoch is nobody's; after a commit it is ours on protocol 2 and perhaps a successor's on 1.
+        # After an abort the next epoch is nobody's; after a commit it is ours on protocol 2 and perhaps a successor's
+        # on 1.
         self._claim(calls, owner, next_epoch_is_free=outcome is Outcome.ABORTED or protocol == 2)
         return outcome
 
@@ -404,7 +407,7 @@ class Producer:
 
         if not self._offsets_sent:
             raise CommitUnknown(
-                "The partitions written in this transaction hold no marker of it any more, so its outcome cannot be told."
+                "The partitions written in this transaction hold no marker of it any more: its outcome cannot be told."
             )
         admin = Admin(self.cluster)
         for group, offsets in self._offsets_sent.items():
@@ -448,7 +451,8 @@ class Producer:
                 self._written.setdefault(TopicPartition(batch.topic, batch.partition), batch.base_offset)
 
     def _next_transaction(self, following: ProducerIdentity) -> None:
-        # Protocol 1 keeps the epoch at EndTxn, and a delayed EndTxn could then end the *next* transaction: raise it before.
+        # Protocol 1 keeps the epoch at EndTxn, and a delayed EndTxn could then end the *next* transaction: raise it
+        # before.
         self._needs_new_epoch = following == self.identity
         self._sender.start_over(following)
 
@@ -463,7 +467,7 @@ class Producer:
             raise self._reason_dead
 
     def _wait_until_decided(self, calls: TransactionCalls) -> Owner | None:
-        """Abort the transaction if it is ours and open; wait until markers are written; returns who owns the id then."""
+        """Abort the transaction if it is ours and open; wait for its markers; returns who owns the id then."""
         patience = self.cluster.patience()
         while True:
             owner = calls.owner()

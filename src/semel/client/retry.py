@@ -15,8 +15,8 @@ _SOON_FIRST_MS = 1
 class Patience:
     """A budget of time for one call, spent in growing pauses.
 
-    Conditions marked `soon` (markers still being written, a coordinator loading) start at one millisecond instead of the
-    usual back-off, or back-to-back transactions would each wait 100 ms for nothing.
+    Conditions marked `soon` (markers still being written, a coordinator loading) start at one millisecond instead of
+    the usual back-off, or back-to-back transactions would each wait 100 ms for nothing.
 
     >>> patience = Patience(budget_ms=10_000, backoff_ms=100, backoff_max_ms=1_000)
     >>> patience.is_spent

@@ -62,7 +62,7 @@ class RowBuffer:
         taken, self._columns, self._bytes = self._columns, {}, {}
         for topic, columns in taken.items():
             try:
-                arrays = [pa.array(columns[name], type) for name, type in zip(_ROW_SCHEMA.names, _ROW_SCHEMA.types)]
+                arrays = [pa.array(columns[field.name], field.type) for field in _ROW_SCHEMA]
             except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
                 raise ConfigError(f"A record for topic {topic!r} has a field of the wrong type: {error}.") from error
             yield topic, pa.table(arrays, schema=_ROW_SCHEMA)

@@ -1,12 +1,12 @@
 """The batches of one partition on their way to its leader: waiting, in flight, back for a retry. No IO, no clock.
 
-The order in which an idempotent producer's batches were first sent is the order of their sequences, and a repeat must keep
-both. So when one batch comes back, nothing more of this partition leaves until all that is in flight has settled; then
-everything unsettled goes again, oldest first, with the sequences it had.
+The order in which an idempotent producer's batches were first sent is the order of their sequences, and a repeat must
+keep both. So when one batch comes back, nothing more of this partition leaves until all that is in flight has settled;
+then everything unsettled goes again, oldest first, with the sequences it had.
 
-A leader recognises a repeat only among the last five batches it stored. Answers can settle later batches before an earlier
-one (the earlier was refused for a moment, the later recognised as stored), so five in flight is not enough of a rule: a new
-batch leaves only while the oldest unsettled one is less than five batches behind it.
+A leader recognises a repeat only among the last five batches it stored. Answers can settle later batches before an
+earlier one (the earlier was refused for a moment, the later recognised as stored), so five in flight is not enough of a
+rule: a new batch leaves only while the oldest unsettled one is less than five batches behind it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One transaction written by many processes.
 
-Kafka lets several processes write under one producer id and epoch, as long as each partition has one writer with contiguous
-sequences. The owner of the transaction (`Producer`) opens it, hands out a `SharedTransaction`, and alone commits or aborts;
-each `SharedWriter` writes to partitions that no other writer touches.
+Kafka lets several processes write under one producer id and epoch, as long as each partition has one writer with
+contiguous sequences. The owner of the transaction (`Producer`) opens it, hands out a `SharedTransaction`, and alone
+commits or aborts; each `SharedWriter` writes to partitions that no other writer touches.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class SharedWriter:
     ) -> None:
         """Send a batch that was encoded before, perhaps elsewhere; it is stamped with this transaction's identity.
 
-        `first_sequence` is for a writer that goes on where an earlier attempt stopped; otherwise a partition starts at 0.
+        `first_sequence` is for a writer that goes on where an earlier attempt stopped; otherwise a partition starts at
+        0.
         """
         self._sender.enqueue(topic, partition, batch, sequence=first_sequence)
         self._sender.nudge()

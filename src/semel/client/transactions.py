@@ -20,7 +20,7 @@ from semel.wire import PROTOCOL_2_VERSIONS, Action, Api, ErrorCode, verdict
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """Whose offsets a transaction commits. With a generation, a member that lost its partitions is refused (KIP-447)."""
+    """Whose offsets a transaction commits. With a generation, a member that lost them is refused (KIP-447)."""
 
     group_id: str
     generation_id: int = -1

@@ -18,21 +18,15 @@ from semel.errors import CorruptRecords
 from semel.records.chain import Chain, check_chain, find_chain, walk
 from semel.records.compression import DECOMPRESSED_BYTES_MAX
 from semel.records.decode_ragged import headers_array, read_fields
-from semel.records.decode_runs import (
-    copy_keys,
-    copy_values,
-    offsets_have_gaps,
-    read_offset_deltas,
-    read_runs,
-    read_timestamp_deltas,
-)
+from semel.records.decode_runs import read_runs
 from semel.records.layout import (
     RECORD_BYTES_MIN,
     BatchHeader,
     as_bytes_view,
     check_batch_crc,
+    check_header,
     iter_batches,
-    read_complete_header,
+    read_header,
 )
 from semel.records.ragged import POSITION_MAX, gather_binary
 from semel.records.reference import decode_body, unpack_body
@@ -46,6 +40,7 @@ _SMALL_RECORDS = 512  # batches with fewer records are decoded together
 _SMALL_BYTES = 128 * 1024
 _GROUP_BYTES = 1024 * 1024
 
+_NUMBER_TYPES = RECORD_SCHEMA.types[:3]
 _NO_ENTRIES = pa.array([], HEADER_TYPE)
 _ZEROS = np.zeros(256 * 1024, np.uint8)
 
@@ -71,14 +66,14 @@ def decode_batches(
     [b'one', b'two']
     """
     if isinstance(batches, Iterable) and not isinstance(batches, (bytes, bytearray, memoryview)):
-        views: Iterable[memoryview] = map(as_bytes_view, batches)
+        pairs = ((read_header(view), view) for view in map(as_bytes_view, batches))
     else:
-        views = (view for _, view in iter_batches(batches))
+        pairs = iter_batches(batches)
     chunks: list[pa.RecordBatch] = []
     group: list[Body] = []
     group_bytes = 0
-    for view in views:
-        header = read_complete_header(view)
+    for header, view in pairs:
+        check_header(header, view)
         if header.is_control:
             raise CorruptRecords(
                 f"The batch at offset {header.base_offset} is a transaction marker, which holds no user records: "
@@ -102,7 +97,7 @@ def decode_batches(
 
 
 def _decode_large(header: BatchHeader, body: memoryview) -> pa.RecordBatch:
-    if not RECORD_BYTES_MIN * header.record_count <= len(body) <= POSITION_MAX:
+    if header.record_count == 0 or not RECORD_BYTES_MIN * header.record_count <= len(body) <= POSITION_MAX:
         return _decode_slowly([(header, body)])
     data: Bytes = np.frombuffer(body, np.uint8)
     try:
@@ -110,11 +105,11 @@ def _decode_large(header: BatchHeader, body: memoryview) -> pa.RecordBatch:
         if runs is None:
             return _decode_ragged([header], data, find_chain(data, header.record_count))
         return _assemble(
-            _offsets([header], read_offset_deltas(runs) if offsets_have_gaps(runs) else None),
-            _timestamps([header], read_timestamp_deltas(runs)),
+            _offsets([header], runs.offset_deltas() if runs.have_gaps else None),
+            _timestamps([header], runs.timestamp_deltas()),
             _timestamp_types([header]),
-            copy_keys(data, runs),
-            copy_values(data, runs),
+            runs.copy_keys(data),
+            runs.copy_values(data),
             _no_headers(header.record_count),
         )
     except NotVectorisable:
@@ -151,7 +146,7 @@ def _decode_ragged(headers: list[BatchHeader], data: Bytes, chain: Chain) -> pa.
         _timestamp_types(headers),
         gather_binary(data, fields.keys.positions, fields.keys.lengths),
         gather_binary(data, fields.values.positions, fields.values.lengths),
-        _no_headers(len(chain.starts)) if fields.header_counts is None else headers_array(data, fields),
+        _no_headers(len(chain.ends)) if fields.header_counts is None else headers_array(data, fields),
     )
 
 
@@ -202,7 +197,7 @@ def _assemble(
     values: pa.BinaryArray,
     headers: pa.ListArray,
 ) -> pa.RecordBatch:
-    numbers = zip(RECORD_SCHEMA.types, (offsets, timestamps, types), strict=False)
+    numbers = zip(_NUMBER_TYPES, (offsets, timestamps, types), strict=True)
     columns = [pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(column)]) for kind, column in numbers]
     return pa.RecordBatch.from_arrays([*columns, keys, values, headers], schema=RECORD_SCHEMA)
 

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from semel.records.varints import Bytes, Integers, NotVectorisable, gather_words, read_varint, read_varints
+from semel.records.varints import Bytes, Integers, NotVectorisable, Words, gather_words, read_varint, read_varints
 
 _RUN_WORTHWHILE = 24  # records; a shorter run costs more in NumPy calls than single steps
 _SHORT_RUNS_MAX = 3  # so many short runs in a row, and the lengths count as ragged
 _SWEEP_WORTHWHILE = 256  # records
 _SAMPLE = 32  # records walked step by step to learn how wide their lengths are
-_PRUNING_ROUNDS_MAX = 8
 
 _ONE = np.uint64(1)
 _BYTE_ONES = np.uint64(0x0101_0101_0101_0101)
@@ -39,11 +38,12 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Where each record starts, where its body starts after the length, and where it ends."""
+    """Where each record's body starts after its length, where it ends, and the eight bytes from its length on."""
 
-    starts: Integers
+    widths: Integers | int  # of the lengths
     bodies: Integers
     ends: Integers
+    words: Words
 
 
 def _find_runs(data: Bytes, count: int) -> list[_Run] | None:
@@ -71,18 +71,11 @@ def _find_runs(data: Bytes, count: int) -> list[_Run] | None:
     return runs
 
 
-def _chain_of_runs(runs: list[_Run]) -> Chain:
-    starts = [run.start + run.stride * np.arange(run.count, dtype=np.int64) for run in runs]
-    bodies = [part + run.length_width for part, run in zip(starts, runs, strict=True)]
-    ends = [part + run.stride for part, run in zip(starts, runs, strict=True)]
-    return Chain(np.concatenate(starts), np.concatenate(bodies), np.concatenate(ends))
-
-
 def find_chain(data: Bytes, count: int) -> Chain:
     """The chain of `count` records that fill `data` exactly; raises NotVectorisable if they do not."""
     runs = _find_runs(data, count)
     if runs is not None:
-        return _chain_of_runs(runs)
+        return _verified(data, np.concatenate([_starts(run) for run in runs]))
     if count >= _SWEEP_WORTHWHILE:
         # With records of usual size the sample lies within these bytes, otherwise it is just smaller.
         head = data[: 64 * 1024].tobytes()
@@ -92,10 +85,18 @@ def find_chain(data: Bytes, count: int) -> Chain:
             chain = _sweep(data, count, widths, with_headers)
             if chain is not None:
                 return chain
-    chain = check_chain(data, np.array(walk(data.tobytes(), count), np.int64))
+    return _verified(data, np.array(walk(data.tobytes(), count), np.int64))
+
+
+def _verified(data: Bytes, starts: Integers) -> Chain:
+    chain = check_chain(data, starts)
     if chain is None:
         raise NotVectorisable
     return chain
+
+
+def _starts(run: _Run) -> Integers:
+    return run.start + run.stride * np.arange(run.count, dtype=np.int64)
 
 
 def walk(raw: bytes, count: int, position: int = 0, *, partial: bool = False) -> list[int]:
@@ -130,7 +131,8 @@ def check_chain(data: Bytes, starts: Integers) -> Chain | None:
     """The chain, if the lengths at `starts` lead from the first byte of `data` over all of them to its end."""
     if len(starts) == 0 or starts[0] != 0:
         return None
-    lengths, widths = read_varints(gather_words(data, starts))
+    words = gather_words(data, starts)
+    lengths, widths = read_varints(words)
     bodies = starts + widths
     ends = bodies + (lengths >> _ONE).view(np.int64)
     # An odd number is a negative length, and one of more than 32 bits is none at all.
@@ -138,7 +140,7 @@ def check_chain(data: Bytes, starts: Integers) -> Chain | None:
         return None
     if ends[-1] != len(data) or not (ends[:-1] == starts[1:]).all():
         return None
-    return Chain(starts, bodies, ends)
+    return Chain(widths, bodies, ends, words)
 
 
 def _count_equal(data: Bytes, position: int, stride: int, width: int, most: int) -> int:
@@ -160,32 +162,41 @@ def _count_equal_within(data: Bytes, position: int, stride: int, width: int, mos
 def _sweep(data: Bytes, count: int, widths: list[int], with_headers: bool) -> Chain | None:
     """The chain by looking at all bytes at once, or None if that leaves a doubt."""
     candidates = _find_candidates(data, widths, with_headers)
-    if not count <= len(candidates) <= 4 * count + 64:
+    if not count <= len(candidates) <= 2 * count:
         return None
     words = gather_words(data, candidates)
     plausible = (~words & _SOON_STOPS) != 0
     if not plausible.all():
         candidates, words = candidates[plausible], words[plausible]
     if len(candidates) > count:
-        candidates = _prune(candidates, words, len(data))
+        candidates = _prune(candidates, words, count // 4)
     return check_chain(data, candidates) if len(candidates) == count else None
 
 
 def _find_candidates(data: Bytes, widths: list[int], with_headers: bool) -> Integers:
     zero = data == 0
-    marks = np.zeros(len(data), np.bool_)
-    marks[0] = True
+    marks: npt.NDArray[np.bool_] | None = None
     for width in widths:
         if with_headers:
             # The bytes of the length, all but the last with their top bit set, then the attributes.
             looks = zero[width:] & (data[width - 1 : -1] < 0x80)
             for column in range(width - 1):
                 looks &= data[column : column - width] >= 0x80
-            marks[:-width] |= looks
         else:
             # The header count of the record before, and the attributes of this one.
-            marks[1:-width] |= zero[: -width - 1] & zero[width + 1 :]
-    return _true_positions(marks)
+            looks = zero[: -width - 1] & zero[width + 1 :]
+        if marks is None:
+            marks = looks
+        else:
+            # Widths rise, so these are fewer.
+            marks[: len(looks)] |= looks
+    if marks is None:
+        return np.zeros(1, np.int64)
+    if with_headers:
+        return _true_positions(marks)
+    positions = _true_positions(marks)
+    # These are the bytes before the records; the first record has none before it.
+    return np.append(0, positions + 1)
 
 
 def _true_positions(marks: npt.NDArray[np.bool_]) -> Integers:
@@ -208,22 +219,22 @@ def _true_positions(marks: npt.NDArray[np.bool_]) -> Integers:
     return np.concatenate([positions, tail + whole]) if len(tail) else positions
 
 
-def _prune(candidates: Integers, words: npt.NDArray[np.uint64], end: int) -> Integers:
-    """Drop candidates that lead nowhere or that no other leads to, until none is left to drop."""
+def _prune(candidates: Integers, words: Words, limit: int) -> Integers:
+    """Drop candidates that the chain passes over; gives up, and returns too many, if there are more than `limit`."""
     lengths, widths = read_varints(words)
     following = candidates + widths + (lengths >> _ONE).view(np.int64)
-    possible = (following <= end) & ((lengths & _ONE) == 0)
-    candidates, following = candidates[possible], following[possible]
-    standing = np.zeros(end + 1, np.bool_)
-    standing[candidates] = True
-    standing[end] = True
-    for _ in range(_PRUNING_ROUNDS_MAX):
-        reached = np.zeros(end + 1, np.bool_)
-        reached[following] = True
-        reached[0] = True
-        keep = standing[following] & reached[candidates]
-        if keep.all():
-            break
-        standing[candidates[~keep]] = False
-        candidates, following = candidates[keep], following[keep]
-    return candidates
+    keep = np.ones(len(candidates), np.bool_)
+    reached = 0  # all candidates before this one are settled
+    breaks = np.flatnonzero(following[:-1] != candidates[1:]).tolist()
+    if len(breaks) > 2 * limit:
+        return candidates
+    for index in breaks:
+        if index < reached:
+            continue
+        # The chain leads from this candidate over some others, which cannot be records.
+        target = following[index]
+        reached = index + 1
+        while reached < len(candidates) and candidates[reached] < target:
+            keep[reached] = False
+            reached += 1
+    return candidates[keep]

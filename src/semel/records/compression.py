@@ -39,7 +39,9 @@ _LZ4_END = b"\x00\x00\x00\x00"
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
-_GZIP_WBITS = 31  # zlib's way to say: gzip framing, largest window; it writes no time stamp, so the bytes are repeatable
+_GZIP_WBITS = (
+    31  # zlib's way to say: gzip framing, largest window; it writes no time stamp, so the bytes are repeatable
+)
 _LEVELS = {"gzip": range(1, 10), "zstd": range(-7, 23)}
 
 

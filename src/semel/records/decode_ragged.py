@@ -40,7 +40,9 @@ class Fields:
 
 def read_fields(data: Bytes, chain: Chain) -> Fields:
     """All fields of all records, each checked to lie within its record and the record to end with the last."""
-    cursor = _Cursor(data, chain.bodies + 1, chain.ends)
+    cursor = _Cursor(data, chain.bodies, chain.ends)
+    cursor.take_words(chain.words, 8, chain.widths)
+    cursor.skip_attributes()
     timestamp_deltas = unzigzag(cursor.numbers(bits=64))
     offset_deltas = unzigzag(cursor.numbers(bits=32))
     keys = cursor.slices()
@@ -62,12 +64,36 @@ class _Cursor:
         self.data = data
         self.positions = positions
         self.ends = ends
+        self.words: Words | None = None  # what was read from the positions on, as far as it goes
+        self.words_bytes = 0
+
+    def take_words(self, words: Words, bytes_left: int, used: Integers | int) -> None:
+        """Keep the part of `words`, good for `bytes_left` bytes, that lies after the first `used` bytes."""
+        self.words_bytes = bytes_left - int(np.max(used))
+        self.words = words >> np.asarray(used, np.uint64) * np.uint64(8) if self.words_bytes > 0 else None
+
+    def skip_attributes(self) -> None:
+        self.positions = self.positions + 1
+        if self.words is not None:
+            self.take_words(self.words, self.words_bytes, 1)
+
+    def _read(self) -> tuple[Words, Integers | int]:
+        """The varint at each position, out of the words at hand if they hold all of it."""
+        if self.words is not None:
+            values, widths = read_varints(self.words)
+            if int(np.max(widths)) <= self.words_bytes:
+                self.take_words(self.words, self.words_bytes, widths)
+                return values, widths
+        words = gather_words(self.data, self.positions)
+        values, widths = read_varints(words)
+        self.take_words(words, 8, widths)
+        return values, widths
 
     def numbers(self, *, bits: int) -> Words:
         """The next varint of each record, before zigzag."""
         if (self.positions >= self.ends).any():
             raise NotVectorisable
-        values, widths = read_varints(gather_words(self.data, self.positions))
+        values, widths = self._read()
         self.positions = self.positions + widths
         if bits == 32 and (int(np.max(widths)) > 5 or int(values.max()) > _INT32_VALUES_MAX):
             raise NotVectorisable
@@ -81,6 +107,7 @@ class _Cursor:
         if shortest < -1:
             raise NotVectorisable
         self.positions = starts + (lengths if shortest >= 0 else np.maximum(lengths, 0))
+        self.words = None
         if (self.positions > self.ends).any():
             raise NotVectorisable
         return Slices(starts, lengths)

@@ -9,8 +9,11 @@ the bytes that make up the shape. Nothing is assumed: a record belongs to the ru
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from semel.records.varints import (
@@ -18,20 +21,21 @@ from semel.records.varints import (
     Integers,
     NotVectorisable,
     Words,
-    join_septets,
     offset_delta_words,
+    opaque,
+    read_column,
     read_varint,
-    unzigzag,
+    unzigzag_bytes,
 )
 
 _RUN_WORTHWHILE = 24  # records; a shorter run costs more in NumPy calls than it saves
+_SHORT_RUNS_MAX = 3  # so many short runs in a row, and the batch counts as ragged
 _LOOK_AHEAD = 8  # records
 _HEAD_SAMPLE_BYTES = 64
-_SHORT_RUNS_MAX = 3  # so many short runs in a row, and the batch counts as ragged
+_OFFSET_WIDTH_CHANGES = (64, 8192)  # rows at which the offset delta needs one more byte, if none are missing
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """Where the fields of a record lie, counted from the first byte of its length; lengths are -1 for null."""
 
     stride: int
@@ -41,54 +45,105 @@ class Shape:
     key_position: int
     key_length: int
     value_length_position: int
-    value_position: int
+    value_length_width: int
     value_length: int
-    length_bytes: bytes
 
-    def head_masks(self) -> tuple[np.uint64, ...]:
-        """Which bits of the first 8 or 16 bytes make up the shape: the lengths, and where the deltas end."""
-        deltas_end = self.deltas_position + self.timestamp_width + self.offset_width
-        lengths = (1 << 8 * self.key_position) - (1 << 8 * deltas_end) | (1 << 8 * (self.deltas_position - 1)) - 1
-        ends = 0x8080_8080_8080_8080_8080_8080_8080_8080 & (1 << 8 * deltas_end) - (1 << 8 * self.deltas_position)
-        low, high = (lengths | ends) & 0xFFFF_FFFF_FFFF_FFFF, (lengths | ends) >> 64
-        return (np.uint64(low),) if self.key_position <= 8 else (np.uint64(low), np.uint64(high))
+    @property
+    def value_position(self) -> int:
+        return self.value_length_position + self.value_length_width
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
-    """`count` records of one shape, the first at `start`; `deltas` has each one's two deltas at its low end."""
+    """`count` records of one shape, the first at `start`.
+
+    `low` and `high` are the first eight bytes of each and the eight after, from `lead` bytes before the record on.
+    """
 
     start: int
     count: int
     shape: Shape
-    deltas: Words
+    lead: int
+    low: Words
+    high: Words | None
+
+    def deltas(self) -> Words:
+        """Words with the two deltas of each record at their low end."""
+        shift = 8 * (self.lead + self.shape.deltas_position)
+        deltas = self.low[: self.count] >> np.uint64(shift)
+        return deltas if self.high is None else deltas | self.high[: self.count] << np.uint64(64 - shift)
 
 
-def read_runs(data: Bytes, count: int) -> list[Run] | None:
+@dataclass(slots=True)
+class Runs:
+    """All records of a batch; without gaps the offset deltas are the row numbers."""
+
+    runs: list[Run]
+    row_count: int
+    have_gaps: bool
+
+    def timestamp_deltas(self) -> Integers:
+        if all(run.shape.timestamp_width == 1 for run in self.runs):
+            # As bytes out of the words, which is an eighth of the work.
+            columns = [run.low.view(np.uint8)[run.lead + run.shape.deltas_position :: 8][: run.count] for run in self.runs]
+            return unzigzag_bytes(np.concatenate(columns))
+        return np.concatenate([read_column(run.deltas(), run.shape.timestamp_width) for run in self.runs])
+
+    def offset_deltas(self) -> Integers:
+        return np.concatenate(
+            [
+                read_column(run.deltas() >> np.uint64(8 * run.shape.timestamp_width), run.shape.offset_width)
+                for run in self.runs
+            ]
+        )
+
+    def copy_keys(self, data: Bytes) -> pa.BinaryArray:
+        columns = [
+            (run.start + run.shape.key_position, run.shape.stride, run.count, run.shape.key_length) for run in self.runs
+        ]
+        return _copy_strings(data, columns, self.row_count)
+
+    def copy_values(self, data: Bytes) -> pa.BinaryArray:
+        columns = [
+            (run.start + run.shape.value_position, run.shape.stride, run.count, run.shape.value_length)
+            for run in self.runs
+        ]
+        return _copy_strings(data, columns, self.row_count)
+
+
+def read_runs(data: Bytes, count: int) -> Runs | None:
     """The records of `data` as runs of equal shape that fill it exactly.
 
     None if they are too ragged for that or have headers; raises NotVectorisable if they are damaged or otherwise odd.
     """
     runs: list[Run] = []
-    position = short_runs = 0
-    while count:
-        shape = _read_shape(data, position)
+    position = row = short_runs = 0
+    have_gaps = False
+    while row < count:
+        shape, offset_delta = _read_shape(data, position)
         if shape is None:
             return None
-        run = _measure_run(data, position, shape, min(count, (len(data) - position) // shape.stride))
-        short_runs = short_runs + 1 if run.count < min(_RUN_WORTHWHILE, count) else 0
+        have_gaps = have_gaps or offset_delta != row
+        # Where the offset delta needs another byte, a run ends: looking further would be wasted.
+        most = min((limit for limit in _OFFSET_WIDTH_CHANGES if row < limit < count), default=count) - row
+        first_row = None if have_gaps else row
+        run = _measure_run(data, position, shape, min(most, (len(data) - position) // shape.stride), first_row)
+        if run is None:
+            return None
+        short_runs = short_runs + 1 if run.count < min(_RUN_WORTHWHILE, most) else 0
         if short_runs > _SHORT_RUNS_MAX:
             return None
         runs.append(run)
-        count -= run.count
+        row += run.count
         position += run.count * shape.stride
     if position != len(data):
         raise NotVectorisable
-    return runs
+    # Each header count but the last one's was looked at together with the record after.
+    return Runs(runs, count, have_gaps) if data[-1] == 0 else None
 
 
-def _read_shape(data: Bytes, start: int) -> Shape | None:
-    """The shape of the record at `start`, or None if it has headers or not the room that a run needs."""
+def _read_shape(data: Bytes, start: int) -> tuple[Shape | None, int]:
+    """Shape and offset delta of the record at `start`; no shape if it has headers or not the room that a run needs."""
     head = data[start : start + _HEAD_SAMPLE_BYTES].tobytes()
     length, body = read_varint(head, 0, bits=32)
     stride = body + length
@@ -96,127 +151,126 @@ def _read_shape(data: Bytes, start: int) -> Shape | None:
         raise NotVectorisable
     deltas = body + 1
     _, after_timestamp = read_varint(head, deltas, bits=64)
-    _, after_offset = read_varint(head, after_timestamp, bits=32)
+    offset_delta, after_offset = read_varint(head, after_timestamp, bits=32)
     key_length, key = read_varint(head, after_offset, bits=32)
     value_length_position = key + max(key_length, 0)
     if value_length_position + 5 > len(head):
-        # The key is long; its end may also be that of the data.
-        value_length, width = read_varint(data[start + value_length_position :][:5].tobytes(), 0, bits=32)
-        value = value_length_position + width
+        # The key is long, or the data ends here.
+        head = data[start + value_length_position : start + value_length_position + 5].tobytes()
+        value_length, value_length_width = read_varint(head, 0, bits=32)
     else:
         value_length, value = read_varint(head, value_length_position, bits=32)
-    last = value + max(value_length, 0)
+        value_length_width = value - value_length_position
+    last = value_length_position + value_length_width + max(value_length, 0)
     if key_length < -1 or value_length < -1 or last >= stride:
         raise NotVectorisable
-    head_bytes = 8 if key <= 8 else 16
-    if last != stride - 1 or data[start + last] != 0 or not key <= head_bytes <= stride or after_offset - deltas > 8:
-        return None
-    return Shape(
-        stride=stride,
-        deltas_position=deltas,
-        timestamp_width=after_timestamp - deltas,
-        offset_width=after_offset - after_timestamp,
-        key_position=key,
-        key_length=key_length,
-        value_length_position=value_length_position,
-        value_position=value,
-        value_length=value_length,
-        length_bytes=head[:body],
+    has_headers = last != stride - 1 or data[start + last] != 0
+    if has_headers or key > 15 or stride < 16 or after_offset - deltas > 8:
+        return None, offset_delta
+    shape = Shape(
+        stride,
+        deltas,
+        after_timestamp - deltas,
+        after_offset - after_timestamp,
+        key,
+        key_length,
+        value_length_position,
+        value_length_width,
+        value_length,
     )
+    return shape, offset_delta
 
 
-def _measure_run(data: Bytes, start: int, shape: Shape, most: int) -> Run:
-    """How many records from `start` on, at most `most`, have the shape of the first."""
+def _measure_run(data: Bytes, start: int, shape: Shape, most: int, first_row: int | None) -> Run | None:
+    """The run of all records from `start` on, at most `most`, that have the shape of the first.
+
+    Their heads are compared from the byte before each on, which is the header count of the record before: None if that
+    is not zero for the first. With `first_row` given, their offset deltas must count on from there as well.
+    """
     stride = shape.stride
-    # A look at one record not far off: where sizes differ, comparing them all would be wasted.
-    look = start + stride * min(most - 1, _LOOK_AHEAD)
-    if data[look : look + len(shape.length_bytes)].tobytes() != shape.length_bytes:
-        most = min(most, _LOOK_AHEAD)
-    count = most
-    heads: list[Words] = []
-    for position, mask in zip((start, start + 8), shape.head_masks(), strict=False):
-        head = np.ndarray((count,), "<u8", data, position, (stride,)).copy()
-        count = _count_zero((head ^ head[0]) & mask)
-        heads.append(head)
-    for position in (*range(start + shape.value_length_position, start + shape.value_position), start + stride - 1):
-        count = _count_zero(data[position : position + stride * (count - 1) + 1 : stride] ^ data[position])
-    shift = 8 * shape.deltas_position
-    deltas = heads[0][:count] >> np.uint64(shift)
-    if len(heads) > 1:
-        deltas |= heads[1][:count] << np.uint64(64 - shift)
-    return Run(start, count, shape, deltas)
+    lead = 1 if start else 0
+    if lead and data[start - 1] != 0:
+        return None
+    if most > _OFFSET_WIDTH_CHANGES[0]:
+        # A look at one record not far off: where sizes differ, comparing them all would be wasted.
+        look = start + stride * _LOOK_AHEAD
+        if (data[look : look + shape.deltas_position - 1] != data[start : start + shape.deltas_position - 1]).any():
+            most = _LOOK_AHEAD
+    low_mask, high_mask = _head_masks(shape, lead, first_row is not None)
+    place = lead + shape.deltas_position + shape.timestamp_width
+    low: Words = np.ndarray((most,), "<u8", data, start - lead, (stride,)).copy()
+    expected = None if first_row is None or place > 7 else offset_delta_words(first_row, first_row + most, place)
+    count = _count_equal(low, expected, low_mask)
+    high = None
+    if high_mask is not None:
+        high = np.ndarray((count,), "<u8", data, start - lead + 8, (stride,)).copy()
+        expected = None if first_row is None else offset_delta_words(first_row, first_row + count, place - 8)
+        count = _count_equal(high, expected, high_mask)
+    count = _compare_bytes(data, start + shape.value_length_position, stride, count, shape.value_length_width)
+    if not lead:
+        count = _compare_bytes(data, start + stride - 1, stride, count, 1)
+    return Run(start, count, shape, lead, low, high)
 
 
-def _count_zero(differences: Words | Bytes) -> int:
-    """How many of the first elements are zero."""
-    return int((differences != 0).argmax()) if np.count_nonzero(differences) else len(differences)
+@lru_cache(maxsize=256)
+def _head_masks(shape: Shape, lead: int, with_offsets: bool) -> tuple[np.uint64, np.uint64 | None]:
+    """Which bits up to the key make up the shape, in eight bytes and in the eight after them if needed.
+
+    Lengths count whole, of the deltas only where they end, unless offsets are to be compared as well. `lead` is the
+    number of bytes before the record to look at, which count whole too. The attributes before the deltas do not count.
+    """
+    mask = b"\xff" * (lead + shape.deltas_position - 1) + b"\x00"
+    mask += b"\x80" * shape.timestamp_width
+    mask += (b"\xff" if with_offsets else b"\x80") * shape.offset_width
+    mask += b"\xff" * (lead + shape.key_position - len(mask))
+    low, high = np.frombuffer(mask.ljust(16, b"\x00"), "<u8")
+    return low, high if len(mask) > 8 else None
 
 
-def read_timestamp_deltas(runs: list[Run]) -> Integers:
-    return np.concatenate([_column(run.deltas, run.shape.timestamp_width) for run in runs])
+def _count_equal(words: Words, expected: Words | None, mask: np.uint64) -> int:
+    """How many words differ from what is expected by as much as the first one does, where `mask` has bits."""
+    if expected is None:
+        masked = words & mask
+    else:
+        masked = words ^ expected
+        masked &= mask
+    # The first one never differs from itself, so zero means that none does.
+    return int((masked != masked[0]).argmax()) or len(words)
 
 
-def offsets_have_gaps(runs: list[Run]) -> bool:
-    """Whether the offset deltas are anything but the row numbers; only compaction leaves gaps."""
-    row = 0
-    for run in runs:
-        expected = offset_delta_words(row, row + run.count)
-        bits = np.uint64(((1 << 8 * run.shape.offset_width) - 1) << 8 * run.shape.timestamp_width)
-        if expected is None or np.count_nonzero((run.deltas ^ expected << np.uint64(8 * run.shape.timestamp_width)) & bits):
-            return True
-        row += run.count
-    return False
-
-
-def read_offset_deltas(runs: list[Run]) -> Integers:
-    return np.concatenate(
-        [_column(run.deltas >> np.uint64(8 * run.shape.timestamp_width), run.shape.offset_width) for run in runs]
-    )
-
-
-def _column(words: Words, width: int) -> Integers:
-    """The signed numbers in the low `width` bytes of each word."""
-    if width == 1:
-        return unzigzag(words & np.uint64(0x7F))
+def _compare_bytes(data: Bytes, start: int, stride: int, most: int, width: int) -> int:
+    """How many records have the same `width` bytes at `start` as the first."""
     if width == 2:
-        return unzigzag(words & np.uint64(0x7F) | words >> np.uint64(1) & np.uint64(0x3F80))
-    return unzigzag(join_septets(words & np.uint64(0x7F7F_7F7F_7F7F_7F7F >> 8 * (8 - width))))
+        column = np.ndarray((most,), "<u2", data, start, (stride,))
+        return int((column != column[0]).argmax()) or most
+    for position in range(start, start + width):
+        column = np.ndarray((most,), "u1", data, position, (stride,))
+        most = int((column != column[0]).argmax()) or most
+    return most
 
 
-def copy_keys(data: Bytes, runs: list[Run]) -> pa.BinaryArray:
-    return _copy_strings(
-        data,
-        [(run.start + run.shape.key_position, run.shape.stride, run.count, run.shape.key_length) for run in runs],
-    )
-
-
-def copy_values(data: Bytes, runs: list[Run]) -> pa.BinaryArray:
-    return _copy_strings(
-        data,
-        [(run.start + run.shape.value_position, run.shape.stride, run.count, run.shape.value_length) for run in runs],
-    )
-
-
-def _copy_strings(data: Bytes, parts: list[tuple[int, int, int, int]]) -> pa.BinaryArray:
-    """One array of all strings; each part is (first position, distance, count, length), with length -1 for nulls."""
-    row_count = sum(count for _, _, count, _ in parts)
-    buffer = pa.allocate_buffer(sum(count * max(length, 0) for _, _, count, length in parts))
-    target: Bytes = np.frombuffer(buffer, np.uint8)
-    offsets = np.empty(row_count + 1, np.int32)
-    row = filled = 0
-    for position, stride, count, length in parts:
+def _copy_strings(data: Bytes, columns: list[tuple[int, int, int, int]], row_count: int) -> pa.BinaryArray:
+    """All strings of some columns as one array; a column is (first position, distance, count, length or -1 for null)."""
+    lengths = [length for _, _, _, length in columns]
+    same = lengths[0] > 0 and lengths.count(lengths[0]) == len(lengths)
+    size = lengths[0] * row_count if same else sum(count * max(length, 0) for _, _, count, length in columns)
+    buffer = pa.allocate_buffer(size)
+    filled = 0
+    for position, stride, count, length in columns:
         if length > 0:
-            # As opaque elements of `length` bytes NumPy copies them with one memmove each.
-            kind = np.dtype((np.void, length))
-            np.ndarray((count,), kind, target, filled)[:] = np.ndarray((count,), kind, data, position, (stride,))
-            offsets[row : row + count] = np.arange(filled, filled + length * count, length, np.int32)
-        else:
-            offsets[row : row + count] = filled
-        row += count
-        filled += max(length, 0) * count
-    offsets[row_count] = filled
-    validity = None
-    if any(length < 0 for _, _, _, length in parts):
-        present = np.repeat([length >= 0 for _, _, _, length in parts], [count for _, _, count, _ in parts])
-        validity = pa.py_buffer(np.packbits(present, bitorder="little"))
+            kind = opaque(length)
+            np.ndarray((count,), kind, buffer, filled)[:] = np.ndarray((count,), kind, data, position, (stride,))
+            filled += length * count
+    if same:
+        offsets, validity = np.arange(0, size + 1, lengths[0], dtype=np.int32), None
+    else:
+        offsets, validity = _string_offsets(np.repeat(np.array(lengths), [count for _, _, count, _ in columns]))
     return pa.Array.from_buffers(pa.binary(), row_count, [validity, pa.py_buffer(offsets), buffer])
+
+
+def _string_offsets(lengths: Integers) -> tuple[npt.NDArray[np.int32], pa.Buffer | None]:
+    """Arrow's offsets and validity for strings of these lengths."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(np.maximum(lengths, 0), out=offsets[1:])
+    present = lengths >= 0
+    return offsets, None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))

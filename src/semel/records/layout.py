@@ -177,9 +177,8 @@ def iter_batches(buffer: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
         position = end
 
 
-def read_complete_header(batch: memoryview) -> BatchHeader:
-    """The header of a view that must hold exactly one whole batch whose header makes sense."""
-    header = read_header(batch)
+def check_header(header: BatchHeader, batch: memoryview) -> None:
+    """Raise CorruptRecords unless `batch` is one whole batch and its header makes sense."""
     if header.total_bytes != len(batch):
         raise CorruptRecords(
             f"The batch at offset {header.base_offset} claims {header.total_bytes} bytes and {len(batch)} are there: "
@@ -195,7 +194,6 @@ def read_complete_header(batch: memoryview) -> BatchHeader:
             f"The batch at offset {header.base_offset} claims {header.record_count} records within "
             f"{header.last_offset_delta + 1} offsets: its header is damaged and it cannot be read."
         )
-    return header
 
 
 def batch_crc(batch: memoryview) -> int:

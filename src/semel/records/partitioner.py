@@ -32,6 +32,8 @@ def partitions_for_keys(keys: pa.Array | pa.ChunkedArray, partition_count: int) 
     chunks: list[pa.Array] = keys.chunks if isinstance(keys, pa.ChunkedArray) else [keys]
     parts: list[npt.NDArray[np.int32]] = []
     for chunk in chunks:
+        if len(chunk) == 0:
+            continue
         hashes = murmur2(chunk)
         partitions = ((hashes & np.uint32(0x7FFFFFFF)) % np.uint32(partition_count)).astype(np.int32)
         if chunk.null_count:
@@ -45,8 +47,6 @@ def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
     column = as_binary("key", pa.chunked_array([keys])).chunk(0)
     wide = pa.types.is_large_binary(column.type)
     _, offsets_buffer, data_buffer = column.buffers()
-    if len(column) == 0:
-        return np.empty(0, np.uint32)
     all_offsets = np.frombuffer(offsets_buffer, np.int64 if wide else np.int32)
     offsets = all_offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
     # Four spare bytes at the end let the last word be read whole, and its excess bytes be masked off.
@@ -73,7 +73,9 @@ def _murmur2_rows(
         active = len(starts) if order is None else int(np.searchsorted(-word_counts, -step, side="left"))
         if active < _FEW_ROWS:
             for row in range(active):
-                hashes[row] = _mix_words(int(hashes[row]), words, int(starts[row]) + 4 * step, int(word_counts[row]) - step)
+                hashes[row] = _mix_words(
+                    int(hashes[row]), words, int(starts[row]) + 4 * step, int(word_counts[row]) - step
+                )
             break
         word = words[starts[:active] + 4 * step] * multiplier
         word ^= word >> np.uint32(24)
@@ -113,7 +115,7 @@ class StickyPartitioner:
     >>> partitioner = StickyPartitioner(random.Random(7), batch_bytes=1000)
     >>> table = pa.table({"value": [b"x" * 490] * 6})
     >>> partitioner.assign(table, partition_count=3).tolist()
-    [1, 1, 2, 2, 1, 1]
+    [1, 1, 0, 0, 2, 2]
     """
 
     def __init__(self, random: Random, *, batch_bytes: int = 16_384) -> None:

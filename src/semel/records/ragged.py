@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from semel.records.layout import as_bytes_view
 from semel.records.varints import Bytes, Integers, gather_words
 
 INLINE_BYTES_MAX = 12
@@ -55,9 +56,12 @@ def _fill_inline(views: Views, data: Bytes, positions: Integers, longest: int) -
 def gather_binary(data: Bytes, positions: Integers, lengths: Integers) -> pa.BinaryArray:
     """A binary array of the given slices of `data`, null where the length is -1."""
     count = len(lengths)
+    shortest = int(lengths.min()) if count else 0
+    if 0 < shortest <= 8 and shortest == int(lengths.max()):
+        return _gather_short(data, positions, shortest)
     views = np.empty((count, 4), np.uint32)
     validity = None
-    if count and int(lengths.min()) < 0:
+    if shortest < 0:
         present = lengths >= 0
         validity = pa.py_buffer(np.packbits(present, bitorder="little"))
         lengths = np.where(present, lengths, 0)
@@ -66,9 +70,17 @@ def gather_binary(data: Bytes, positions: Integers, lengths: Integers) -> pa.Bin
     return source.cast(pa.binary())
 
 
+def _gather_short(data: Bytes, positions: Integers, length: int) -> pa.BinaryArray:
+    """Strings of one length that fit into a word."""
+    words = gather_words(data, positions)
+    content = words if length == 8 else np.ascontiguousarray(words.view(np.uint8).reshape(-1, 8)[:, :length])
+    offsets = np.arange(0, length * len(words) + 1, length, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(words), [None, pa.py_buffer(offsets), pa.py_buffer(content)])
+
+
 def join_views(views: Views, buffers: list[Bytes]) -> memoryview:
     """The bytes of all views, one after another."""
     sources = [pa.py_buffer(buffer) for buffer in buffers]
     array = pa.Array.from_buffers(pa.binary_view(), len(views), [None, pa.py_buffer(views), *sources])
     joined = array.cast(pa.binary()).buffers()[2]
-    return memoryview(b"") if joined is None else memoryview(joined)
+    return memoryview(b"") if joined is None else as_bytes_view(joined)

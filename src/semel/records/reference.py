@@ -21,9 +21,10 @@ from semel.records.layout import (
     TIMESTAMP_TYPE_BIT,
     BatchHeader,
     as_bytes_view,
+    check_batch_crc,
+    check_header,
     make_attributes,
-    read_complete_header,
-    verify_crc,
+    read_header,
     write_header,
 )
 
@@ -95,9 +96,10 @@ def decode_batch(
 ) -> tuple[BatchHeader, list[Record]]:
     """Header and records of the one batch that fills `buffer`; control batches are read like any other."""
     batch = as_bytes_view(buffer)
-    header = read_complete_header(batch)
+    header = read_header(batch)
+    check_header(header, batch)
     if check_crc:
-        verify_crc(batch)
+        check_batch_crc(header, batch)
     return header, decode_body(header, unpack_body(header, batch, decompressed_bytes_max))
 
 
@@ -135,7 +137,7 @@ def write_record(body: bytearray, record: Record, base_offset: int, base_timesta
     _write_bytes(fields, record.value)
     write_varint(fields, len(record.headers))
     for key, value in record.headers:
-        _write_bytes(fields, key.encode())
+        _write_bytes(fields, key.encode("utf-8", errors="surrogateescape"))
         _write_bytes(fields, value)
     write_varint(body, len(fields))
     body += fields
@@ -148,6 +150,13 @@ def write_varint(out: bytearray, value: int) -> None:
         out.append(rest & 0x7F | 0x80)
         rest >>= 7
     out.append(rest)
+
+
+def varint_bytes(value: int) -> bytes:
+    """A zigzag varint on its own."""
+    out = bytearray()
+    write_varint(out, value)
+    return bytes(out)
 
 
 def wrap_int64(value: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from semel.errors import ConfigError
+from semel.records.reference import Record
 
 HEADER_TYPE = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 HEADERS_TYPE = pa.list_(HEADER_TYPE)
@@ -55,6 +56,25 @@ class RecordColumns:
     key: pa.ChunkedArray | None
     headers: pa.ChunkedArray | None
     timestamp: pa.ChunkedArray | None
+
+    def slice(self, first: int, count: int) -> RecordColumns:
+        parts = (self.value, self.key, self.headers, self.timestamp)
+        value, key, headers, timestamp = (None if part is None else part.slice(first, count) for part in parts)
+        return RecordColumns(count, value, key, headers, timestamp)
+
+    def record(self, row: int, default_timestamp_ms: int) -> Record:
+        """One row as the reference codec takes it, with the row number for its offset."""
+        timestamp = None if self.timestamp is None else self.timestamp[row].as_py()
+        headers = () if self.headers is None else self.headers[row].as_py() or ()
+        return Record(
+            offset=row,
+            timestamp_ms=default_timestamp_ms if timestamp is None else timestamp,
+            key=None if self.key is None else self.key[row].as_py(),
+            value=self.value[row].as_py(),
+            headers=tuple(
+                (header["key"].decode("utf-8", errors="surrogateescape"), header["value"]) for header in headers
+            ),
+        )
 
 
 def normalise_columns(table: pa.Table | pa.RecordBatch) -> RecordColumns:
@@ -103,7 +123,9 @@ def _as_headers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     target = pa.list_(pa.struct([pa.field("key", pa.binary()), pa.field("value", pa.binary())]))
     kind = column.type
     if pa.types.is_map(kind):
-        column = pa.chunked_array([_map_as_list(chunk) for chunk in column.chunks], type=None if column.chunks else target)
+        column = pa.chunked_array(
+            [_map_as_list(chunk) for chunk in column.chunks], type=None if column.chunks else target
+        )
         kind = column.type
     try:
         names = [field.name for field in kind.value_type] if not pa.types.is_null(kind) else ["key", "value"]

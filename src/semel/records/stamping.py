@@ -35,7 +35,9 @@ def stamp(
         raise ConfigError("stamp() writes into the batch: pass a bytearray or a writable memoryview, not bytes.")
     header = read_header(view)
     if header.total_bytes != len(view) or len(view) < HEADER_BYTES:
-        raise ConfigError(f"stamp() takes exactly one whole batch; {len(view)} bytes given, {header.total_bytes} needed.")
+        raise ConfigError(
+            f"stamp() takes exactly one whole batch; {len(view)} bytes given, {header.total_bytes} needed."
+        )
     attributes = header.attributes & ~TRANSACTIONAL_BIT
     if transactional:
         attributes |= TRANSACTIONAL_BIT

@@ -7,8 +7,8 @@ reference codec.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TypeAlias
+from functools import cache, lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -72,11 +72,15 @@ def read_varints(words: Words) -> tuple[Words, Integers | int]:
 
     Raises NotVectorisable if one has more than eight bytes.
     """
-    first_stop = words & np.uint64(0x80)
-    if not first_stop.any():
+    longer = np.count_nonzero(words & np.uint64(0x80))
+    if longer == 0:
         return words & np.uint64(0x7F), 1
-    if first_stop.all() and not (words & np.uint64(0x8000)).any():
+    if longer == len(words) and not np.count_nonzero(words & np.uint64(0x8000)):
         return words & np.uint64(0x7F) | words >> _ONE & np.uint64(0x3F80), 2
+    if not np.count_nonzero(words & np.uint64(0x8080) == np.uint64(0x8080)):
+        more = words >> _SEVEN & _ONE
+        second = (words >> np.uint64(8) & np.uint64(0x7F)) * more
+        return words & np.uint64(0x7F) | second << _SEVEN, (more + _ONE).view(np.int64)
     stops = ~words & _STOPS
     if not stops.all():
         raise NotVectorisable
@@ -95,7 +99,14 @@ def join_septets(payload: Words) -> Words:
 
 def unzigzag(values: Words) -> Integers:
     """Signed numbers from their zigzag form."""
+    if not np.count_nonzero(values & _ONE):
+        return (values >> _ONE).view(np.int64)
     return (values >> _ONE).view(np.int64) ^ -(values & _ONE).view(np.int64)
+
+
+def unzigzag_bytes(values: Bytes) -> Integers:
+    """Signed numbers from their zigzag form in one byte each."""
+    return ((values >> 1).view(np.int8) ^ -(values & 1).view(np.int8)).astype(np.int64)
 
 
 def zigzag(values: Integers) -> Words:
@@ -125,12 +136,54 @@ def write_varints(values: Words) -> tuple[Words, Integers | int]:
 
 
 @cache
-def _all_offset_delta_words() -> Words:
-    words, _ = write_varints(zigzag(np.arange(_OFFSETS_CACHED, dtype=np.int64)))
+def _cached_offset_delta_varints() -> tuple[Words, Integers]:
+    words, widths = write_varints(zigzag(np.arange(_OFFSETS_CACHED, dtype=np.int64)))
+    assert not isinstance(widths, int)
+    words.flags.writeable = False
+    widths.flags.writeable = False
+    return words, widths
+
+
+def offset_delta_varints(count: int) -> tuple[Words, Integers]:
+    """Words and widths of the offset deltas from 0 to before `count`."""
+    if count <= _OFFSETS_CACHED:
+        words, widths = _cached_offset_delta_varints()
+        return words[:count], widths[:count]
+    words, widths = write_varints(zigzag(np.arange(count, dtype=np.int64)))
+    assert not isinstance(widths, int)
+    return words, widths
+
+
+@lru_cache(maxsize=16)
+def _moved_offset_delta_words(moved_bytes: int) -> Words:
+    words = move_bytes(_cached_offset_delta_varints()[0], moved_bytes)
     words.flags.writeable = False
     return words
 
 
-def offset_delta_words(first: int, end: int) -> Words | None:
-    """The varints of the offset deltas from `first` to before `end`, or None beyond those kept at hand."""
-    return _all_offset_delta_words()[first:end] if end <= _OFFSETS_CACHED else None
+def offset_delta_words(first: int, end: int, moved_bytes: int = 0) -> Words:
+    """Words of the offset deltas from `first` to before `end`, moved up by some bytes, or down by minus that."""
+    if end <= _OFFSETS_CACHED:
+        return _moved_offset_delta_words(moved_bytes)[first:end]
+    return move_bytes(write_varints(zigzag(np.arange(first, end, dtype=np.int64)))[0], moved_bytes)
+
+
+def move_bytes(words: Words, byte_count: int) -> Words:
+    if not -8 < byte_count < 8:
+        return np.zeros(len(words), np.uint64)
+    return words << np.uint64(8 * byte_count) if byte_count >= 0 else words >> np.uint64(-8 * byte_count)
+
+
+def read_column(words: Words, width: int) -> Integers:
+    """The signed numbers in the low `width` bytes of each word."""
+    if width == 1:
+        return unzigzag(words & np.uint64(0x7F))
+    if width == 2:
+        return unzigzag(words & np.uint64(0x7F) | words >> _ONE & np.uint64(0x3F80))
+    return unzigzag(join_septets(words & np.uint64(0x7F7F_7F7F_7F7F_7F7F >> 8 * (8 - width))))
+
+
+@lru_cache(maxsize=1024)
+def opaque(size: int) -> np.dtype[Any]:
+    """Elements of `size` bytes without a meaning, which NumPy copies with one memmove each."""
+    return np.dtype((np.void, size))

@@ -53,9 +53,9 @@ class VersionRange:
     highest: int
 
 
-# The lowest versions are those of Kafka 2.5, where KIP-447 and KIP-360 arrived: below them a field would have to be left
-# out that the guarantees rest on. The highest stay below a change of layout (topic ids, several groups in one request)
-# that would bring a second way to say the same thing.
+# The lowest versions are those of Kafka 2.5, where KIP-447 and KIP-360 arrived: below them a field would have to be
+# left out that the guarantees rest on. The highest stay below a change of layout (topic ids, several groups in one
+# request) that would bring a second way to say the same thing.
 CLIENT_VERSIONS: Final[Mapping[Api, VersionRange]] = {
     Api.PRODUCE: VersionRange(3, 12),  # 12 is transaction protocol 2; 13 has topic ids
     Api.FETCH: VersionRange(4, 12),  # 13 has topic ids

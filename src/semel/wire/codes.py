@@ -111,6 +111,7 @@ TABLE: Final[Mapping[ErrorCode, Verdict]] = {
     ErrorCode.operation_not_attempted: _abort("another partition of the same request was refused"),
     ErrorCode.offset_out_of_range: _abort("the position is outside of what the partition holds"),
     ErrorCode.group_id_not_found: _abort("the group is not there"),
+    ErrorCode.group_subscribed_to_topic: _abort("members of the group still read this topic"),
     ErrorCode.non_empty_group: _abort("the group still has members"),
     ErrorCode.topic_already_exists: _abort("a topic of this name is there"),
     ErrorCode.invalid_partitions: _abort("the number of partitions is not allowed"),

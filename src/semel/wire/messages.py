@@ -51,7 +51,7 @@ def _fields_of_any_version(api: Api) -> frozenset[str]:
 
 def _make(entity: type[Entity], newest: type[Entity] | None, values: Mapping[str, Plain]) -> Entity:
     plan = _plan(entity)
-    newest_plan = _plan(newest) if newest is not None else {}
+    newest_plan: Mapping[str, _FieldStep] = _plan(newest) if newest is not None else {}
     made: dict[str, Plain] = {}
     for name, value in values.items():
         step = plan.get(name)

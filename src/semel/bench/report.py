@@ -1,0 +1,93 @@
+"""What a bench section reports: rows of figures, and bars that must be cleared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case; a figure that could not be measured is None."""
+
+    case: str
+    figures: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A ratio that must be reached; one that could not be measured counts as missed."""
+
+    name: str
+    required: float
+    measured: float | None
+
+    @property
+    def passed(self) -> bool:
+        return self.measured is not None and self.measured >= self.required
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The outcome of one section. `columns` name the figures of each row, `timed` says what they are the time of."""
+
+    name: str
+    timed: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    bars: tuple[Bar, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return all(bar.passed for bar in self.bars)
+
+
+def print_sections(sections: Sequence[Section], console: Console) -> None:
+    """Tables for people."""
+    for section in sections:
+        table = Table(title=f"semel bench {section.name}", caption=section.timed, caption_justify="left")
+        table.add_column("case")
+        for column in section.columns:
+            table.add_column(column, justify="right")
+        for row in section.rows:
+            table.add_row(row.case, *(_figure(figure) for figure in row.figures))
+        console.print(table)
+        for note in section.notes:
+            console.print(note, style="dim")
+        for bar in section.bars:
+            verdict = "[green]pass[/green]" if bar.passed else "[red]MISSED[/red]"
+            console.print(f"{verdict}  {bar.name}: {_figure(bar.measured)}x, at least {bar.required:g}x asked for")
+
+
+def sections_as_json(sections: Sequence[Section]) -> str:
+    """The same for programs."""
+    report = {
+        "passed": all(section.passed for section in sections),
+        "sections": [
+            {
+                "name": section.name,
+                "timed": section.timed,
+                "rows": [
+                    {"case": row.case, **dict(zip(section.columns, row.figures, strict=True))} for row in section.rows
+                ],
+                "bars": [
+                    {"name": bar.name, "required": bar.required, "measured": bar.measured, "passed": bar.passed}
+                    for bar in section.bars
+                ],
+                "notes": list(section.notes),
+            }
+            for section in sections
+        ],
+    }
+    return json.dumps(report, indent=2)
+
+
+def _figure(figure: float | None) -> str:
+    if figure is None:
+        return "-"
+    return f"{figure:.0f}" if figure >= 100 else f"{figure:.1f}"
