@@ -1,1 +1,51 @@
-"""Exactly-once data pipelines between Kafka, Spark and databases."""
+"""Exactly-once data pipelines between Kafka, Spark and databases.
+
+The names below are the public face; they are loaded when first used, so that `import semel` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from semel.client.admin import Admin
+    from semel.client.fetcher import Fetcher
+    from semel.client.partitions import TopicPartition
+    from semel.client.producer import Outcome, Producer
+    from semel.client.shared import SharedTransaction, SharedWriter
+    from semel.client.transactions import GroupMember
+    from semel.errors import SemelError
+
+__all__ = [
+    "Admin",
+    "Fetcher",
+    "GroupMember",
+    "Outcome",
+    "Producer",
+    "SemelError",
+    "SharedTransaction",
+    "SharedWriter",
+    "TopicPartition",
+]
+
+_LOADED_ON_USE = {
+    "Admin": "client.admin",
+    "Fetcher": "client.fetcher",
+    "GroupMember": "client.transactions",
+    "Outcome": "client.producer",
+    "Producer": "client.producer",
+    "SemelError": "errors",
+    "SharedTransaction": "client.shared",
+    "SharedWriter": "client.shared",
+    "TopicPartition": "client.partitions",
+}
+
+
+def __getattr__(name: str) -> object:
+    module = _LOADED_ON_USE.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value

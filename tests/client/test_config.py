@@ -11,19 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.client.config import (
-    IGNORED,
-    IGNORED_PREFIXES,
-    SETTINGS,
-    ClientConfig,
-    Config,
-    FetchConfig,
-    ProducerConfig,
-    SecurityConfig,
-    Setting,
-    parse_bootstrap,
-    parse_config,
-)
+from semel.client.config import ClientConfig, Config, FetchConfig, ProducerConfig, SecurityConfig
+from semel.client.settings import IGNORED, IGNORED_PREFIXES, SETTINGS, Setting, parse_bootstrap, parse_config
 from semel.errors import ConfigError
 
 SECRET = "s3cret-Pa55"

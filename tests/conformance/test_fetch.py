@@ -14,8 +14,8 @@ from targets import NewTopic
 
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
-from semel.client.config import parse_config
 from semel.client.fetcher import Fetcher, find_marker
+from semel.client.settings import parse_config
 from semel.errors import OffsetOutOfRange, RequestTimedOut, UnknownTopic
 from semel.testing.apache_kafka import ApacheKafka
 

@@ -10,8 +10,8 @@ from observer import records_of, values_of
 from targets import NewTopic
 
 from semel.client.cluster import Cluster
-from semel.client.config import parse_config
 from semel.client.producer import Producer
+from semel.client.settings import parse_config
 from semel.errors import KafkaError
 from semel.records import encode_table, stamp
 from semel.testing.apache_kafka import ApacheKafka

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from java_peer import Compression, JavaPeer, PeerRecord
+from observer import wait_until_settled
 from peers import AioKafka, Confluent, Java, KafkaPython, Peer
 from targets import NewTopic
 
@@ -82,8 +83,7 @@ def partition_of_key(records: list[PeerRecord], java_peer: JavaPeer) -> dict[byt
 def read_with_semel(bootstrap: str, topic: str) -> list[PeerRecord]:
     with Fetcher({"bootstrap.servers": bootstrap}) as fetcher:
         fetcher.assign({(topic, partition): "earliest" for partition in range(PARTITIONS)})
-        ends: dict[tuple[str, int], int] = {**fetcher.end_offsets()}
-        rows = [row for table in fetcher.read_until(ends) for row in to_rows(table)]
+        rows = [row for table in fetcher.read_until(fetcher.end_offsets()) for row in to_rows(table)]
     assert {row["topic"] for row in rows} == {topic}
     return [
         PeerRecord(
@@ -196,6 +196,7 @@ def written_by_semel(request: pytest.FixtureRequest, kafka: ApacheKafka, records
             producer.send_table(topic, to_table(records[2 * quarter : 3 * quarter]))
         with producer.transaction():
             send_singly(producer, topic, records[3 * quarter :])
+    wait_until_settled(kafka.bootstrap, topic, PARTITIONS)
     assert stored_codecs(kafka.bootstrap, topic) == {compression}
     return topic
 

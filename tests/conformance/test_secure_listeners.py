@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
+from observer import wait_until_settled
 from secure_kafka import MECHANISMS, USERS, SecureKafka, Settings, login, start_secure_kafka
 from targets import Target
 
@@ -35,7 +36,7 @@ def topic(secure: SecureKafka) -> str:
     return name
 
 
-def check_round_trip(settings: Settings, topic: str) -> None:
+def check_round_trip(secure: SecureKafka, settings: Settings, topic: str) -> None:
     """A transaction over some megabytes, written and read with these settings alone.
 
     So much that answers arrive in pieces: what TLS has decrypted already is not seen by waiting on the socket.
@@ -47,21 +48,24 @@ def check_round_trip(settings: Settings, topic: str) -> None:
         producer.send_table(topic, pa.table({"value": values[:300], "key": [b"%d" % n for n in range(300)]}))
         for value in values[300:]:
             producer.send(topic, value)
+    # A commit is certain before its markers are everywhere, and the end for a reader is where the markers are.
+    wait_until_settled(secure.broker.bootstrap, topic, PARTITIONS)
     with Fetcher(settings) as fetcher:
         fetcher.assign({(topic, partition): "earliest" for partition in range(PARTITIONS)})
-        ends: dict[tuple[str, int], int] = {**fetcher.end_offsets()}
-        read = [value for table in fetcher.read_until(ends) for value in table.column("value").to_pylist()]
+        read = [
+            value for table in fetcher.read_until(fetcher.end_offsets()) for value in table.column("value").to_pylist()
+        ]
     assert sorted(read) == sorted(values)
 
 
 def test_tls_works(secure: SecureKafka, topic: str) -> None:
     """The authority's file is all that a TLS listener needs."""
-    check_round_trip(secure.settings("SSL"), topic)
+    check_round_trip(secure, secure.settings("SSL"), topic)
 
 
 def test_mutual_tls_works(secure: SecureKafka, topic: str) -> None:
     """The client's certificate is shown and accepted; a stranger's is shown and refused."""
-    check_round_trip(secure.settings("SSL") | secure.certificate, topic)
+    check_round_trip(secure, secure.settings("SSL") | secure.certificate, topic)
     stranger: Settings = {
         "ssl.certificate.location": str(secure.files.stranger_certificate),
         "ssl.key.location": str(secure.files.stranger_key),
@@ -82,14 +86,14 @@ def test_mutual_tls_works_by_the_names_of_the_java_client(
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(keystore),
     }
-    check_round_trip(secure.settings("SSL", trust=False) | stores, topic)
+    check_round_trip(secure, secure.settings("SSL", trust=False) | stores, topic)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
 def test_sasl_works(protocol: Protocol, mechanism: str, secure: SecureKafka, topic: str) -> None:
     """Each mechanism logs in, with and without TLS around it."""
-    check_round_trip(secure.settings(protocol) | login(mechanism), topic)
+    check_round_trip(secure, secure.settings(protocol) | login(mechanism), topic)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -99,4 +103,4 @@ def test_login_works_from_the_line_of_the_java_client(mechanism: str, secure: Se
     module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
     jaas = f'org.apache.kafka.common.security.{module} required username="{username}" password="{password}";'
     given: Settings = {"sasl.mechanism": mechanism, "sasl.jaas.config": jaas}
-    check_round_trip(secure.settings("SASL_SSL") | given, topic)
+    check_round_trip(secure, secure.settings("SASL_SSL") | given, topic)

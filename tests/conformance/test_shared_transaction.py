@@ -89,9 +89,8 @@ def test_a_late_writer_is_refused_and_cannot_slip_into_the_next_transaction(
             owner.flush()
             with pytest.raises(KafkaError):
                 write_late(writer, topic, 0)
-        with closing(SharedWriter(shared, bootstrap_servers=kafka.bootstrap)) as zombie:
-            with pytest.raises(KafkaError):
-                write_late(zombie, topic, 1)
+        with closing(SharedWriter(shared, bootstrap_servers=kafka.bootstrap)) as zombie, pytest.raises(KafkaError):
+            write_late(zombie, topic, 1)
         owner.commit()
     wait_until_settled(kafka.bootstrap, topic, 2)
     expected = [b"in time", b"next"] if ends_in_commit else [b"next"]

@@ -13,12 +13,12 @@ from observer import committed_offsets, records_of, values_of, wait_until_settle
 from targets import NewTopic, Target
 
 from semel.client.cluster import Cluster, CoordinatorKind
-from semel.client.config import parse_config
 from semel.client.partitions import TopicPartition
 from semel.client.producer import Producer
+from semel.client.settings import parse_config
 from semel.client.transaction_state import State
-from semel.client.transactions import GroupMember
-from semel.errors import Fenced, KafkaError, TransactionAborted
+from semel.client.transactions import GroupMember, TransactionCalls
+from semel.errors import Fenced, KafkaError, SemelError, TransactionAborted
 from semel.testing.apache_kafka import ApacheKafka
 from semel.wire import Api, ErrorCode
 
@@ -99,6 +99,26 @@ def test_an_exception_in_the_block_aborts(kafka: ApacheKafka, new_topic: NewTopi
     assert values_of(kafka.bootstrap, topic) == [b"whole"]
 
 
+def test_transactions_also_work_where_the_owner_cannot_be_asked_for(
+    kafka: ApacheKafka, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B7: brokers before 3.0 have no DescribeTransactions; commit, abort and fencing do without."""
+    monkeypatch.setattr(TransactionCalls, "owner", lambda self: None)
+    topic = new_topic()
+    with make_producer(kafka, topic) as producer:
+        for number, keep in enumerate([True, False, True, False, True]):
+            producer.begin()
+            producer.send(topic, b"%d" % number)
+            producer.flush()
+            if keep:
+                producer.commit()
+            else:
+                producer.abort()
+        with make_producer(kafka, topic), pytest.raises(Fenced):
+            try_transaction(producer, topic)
+    assert values_of(kafka.bootstrap, topic) == [b"0", b"2", b"4"]
+
+
 def test_an_empty_transaction_costs_no_request(kafka: ApacheKafka, new_topic: NewTopic) -> None:
     """Committing or aborting nothing is legal and tells the coordinator nothing."""
     topic = new_topic()
@@ -155,6 +175,40 @@ def test_a_fenced_producer_does_not_steal_the_id_back(kafka: ApacheKafka, new_to
             with newer.transaction():
                 newer.send(topic, b"newer again")
     assert values_of(kafka.bootstrap, topic) == [b"newer", b"newer again"]
+
+
+def test_a_producer_that_slept_between_transactions_does_not_steal_the_id_back(
+    kafka: ApacheKafka, new_topic: NewTopic
+) -> None:
+    """B4: after a commit the next epoch may be a successor's, whether it has begun a transaction or not."""
+    for successor_is_writing in (False, True):
+        topic = new_topic()
+        with make_producer(kafka, topic) as sleeper:
+            with sleeper.transaction():
+                sleeper.send(topic, b"0")
+            wait_until_settled(kafka.bootstrap, topic, 1)
+            with make_producer(kafka, topic) as successor:
+                successor.begin()
+                if successor_is_writing:
+                    successor.send(topic, b"1")
+                    successor.flush()
+                with pytest.raises(SemelError) as told:
+                    try_transaction(sleeper, topic)
+                assert isinstance(told.value, Fenced)
+                assert sleeper.state is State.DEAD
+                successor.send(topic, b"2")
+                successor.commit()
+        expected = [b"0", b"1", b"2"] if successor_is_writing else [b"0", b"2"]
+        assert values_of(kafka.bootstrap, topic) == expected
+
+
+def try_transaction(producer: Producer, topic: str) -> None:
+    """What an application does: one transaction, aborted if it fails."""
+    try:
+        with producer.transaction():
+            producer.send(topic, b"of the fenced one")
+    except TransactionAborted:
+        producer.begin()
 
 
 def test_a_transaction_that_outlives_its_timeout_is_aborted_and_the_producer_recovers(

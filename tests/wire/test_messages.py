@@ -15,6 +15,7 @@ from kio.serial import entity_reader, entity_writer
 from semel.errors import WireError
 from semel.wire import Api, ErrorCode, build, decode_response, encode_request, read_frame_size, response_type_for
 
+CLUSTER_OPERATIONS = "include_cluster_authorized_operations"
 OFFSETS: dict[str, Any] = {
     "transactional_id": "t",
     "group_id": "g",
@@ -46,13 +47,13 @@ def test_a_request_reads_back_as_it_was_built_and_its_size_is_true() -> None:
 
 def test_a_field_that_the_version_lacks_is_left_out_and_a_misspelt_one_is_refused() -> None:
     """One call site serves every version, and a typo cannot hide behind that."""
-    fields = {
-        "topics": [{"name": "a"}],
-        "allow_auto_topic_creation": False,
-        "include_topic_authorized_operations": False,
-    }
-    assert hasattr(build(Api.METADATA, 8, **fields), "include_topic_authorized_operations")
-    assert not hasattr(build(Api.METADATA, 4, **fields), "include_topic_authorized_operations")
+    flags = dict.fromkeys(
+        ("allow_auto_topic_creation", CLUSTER_OPERATIONS, "include_topic_authorized_operations"), False
+    )
+    assert hasattr(build(Api.METADATA, 8, topics=[{"name": "a"}], **flags), CLUSTER_OPERATIONS)
+    for version in (4, 12):  # before the field came, and after it went
+        topics = [{"topic_id": None, "name": "a"}]
+        assert not hasattr(build(Api.METADATA, version, topics=topics, **flags), CLUSTER_OPERATIONS)
     with pytest.raises(TypeError, match="transactionalid"):
         build(Api.END_TXN, 3, transactionalid="t", producer_id=1, producer_epoch=0, committed=True)
 

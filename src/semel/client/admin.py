@@ -23,8 +23,8 @@ from semel.client.admin_transactions import (
     TransactionDescription,
 )
 from semel.client.cluster import Cluster
-from semel.client.config import parse_config
 from semel.client.offsets import ListedOffset
+from semel.client.settings import parse_config
 
 __all__ = [
     "Admin",

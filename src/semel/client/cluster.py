@@ -63,7 +63,7 @@ class Answered:
 
 class Cluster:
     """
-    >>> from semel.client.config import parse_config
+    >>> from semel.client.settings import parse_config
     >>> with Cluster(parse_config({"bootstrap.servers": "127.0.0.1:9092"}).client) as cluster:  # doctest: +SKIP
     ...     cluster.leaders("orders")
     """
@@ -118,9 +118,17 @@ class Cluster:
         address = self._nodes.get(node) or self._bootstrap.get(node)
         if address is None:
             raise BrokerUnreachable(f"Broker {node} is not in the cluster's metadata (any more); nothing was sent.")
-        connection = Connection(*address, self.config, clock=self.clock)
+        connection = self._take_bootstrap_connection(address) or Connection(*address, self.config, clock=self.clock)
         self._connections[node] = connection
         return connection
+
+    def _take_bootstrap_connection(self, address: tuple[str, int]) -> Connection | None:
+        """The connection that was made before the broker's id was known: a second login would be for nothing."""
+        for bootstrap, known_address in self._bootstrap.items():
+            connection = self._connections.get(bootstrap)
+            if known_address == address and connection is not None and connection.is_open:
+                return self._connections.pop(bootstrap)
+        return None
 
     def any_connection(self) -> Connection:
         """A connection to whichever broker can be reached: an open one first, bootstrap addresses last (KIP-1102)."""

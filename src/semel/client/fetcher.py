@@ -14,12 +14,13 @@ from typing import Self, overload
 import pyarrow as pa
 
 from semel.client.cluster import Cluster
-from semel.client.config import FetchConfig, parse_config
+from semel.client.config import FetchConfig
 from semel.client.fetch_requests import Chunk, FetchRequests, Reading
 from semel.client.fetched import READ_SCHEMA, PartitionRecords, decode_opened, intact_prefix, to_read_table
 from semel.client.leader_calls import describe
 from semel.client.offsets import Edge, edge_offsets, timestamp_offsets
 from semel.client.partitions import ByPartition, TopicPartition, by_partition
+from semel.client.settings import parse_config
 from semel.errors import ConfigError, CorruptRecords, InvalidState, RecordTooLarge, RequestTimedOut
 from semel.records import ControlMarker, read_header
 

@@ -179,7 +179,11 @@ class Sender:
         for tp, lane in self._lanes.items():
             if lane.queue.not_before > now or lane.queue.peek(repeats_only=self._bump_wanted) is None:
                 continue
-            leader = self._cluster.leader(*tp).node
+            try:
+                leader = self._cluster.leader(*tp).node
+            except KafkaError as error:  # the topic is gone, or forbidden: its batches fail, not those of others
+                self._fail_waiting(lane, error)
+                continue
             if leader < 0:
                 self._postpone(lane, verdict(ErrorCode.leader_not_available, Api.PRODUCE))
                 self._cluster.forget_leaders([tp.topic])
@@ -333,6 +337,10 @@ class Sender:
         if head is not None and self._cluster.clock() >= head.deadline:
             batch = lane.queue.take()
             self._fail(batch, self._out_of_time(batch, error or RequestTimedOut("the partition has no leader.")))
+
+    def _fail_waiting(self, lane: _Lane, error: SemelError) -> None:
+        while lane.queue.peek() is not None:
+            self._fail(lane.queue.take(), error)
 
     def _fail(self, batch: OutgoingBatch, error: SemelError) -> None:
         """For good. A transaction is doomed by it; an idempotent producer goes on under a new epoch (KIP-360)."""

@@ -16,12 +16,13 @@ from typing import Self
 import pyarrow as pa
 
 from semel.client.cluster import Cluster
-from semel.client.config import parse_config
 from semel.client.ownership import ProducerIdentity
 from semel.client.partitions import TopicPartition
+from semel.client.routing import encode_rows
 from semel.client.sender import Sender, Stored
+from semel.client.settings import parse_config
 from semel.client.transactions import TransactionCalls
-from semel.records import EncodedBatch, encode_table
+from semel.records import EncodedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,9 @@ class SharedWriter:
         self.config = replace(config.producer, transaction_timeout_ms=shared.transaction_timeout_ms)
         self.shared = shared
         self.cluster = Cluster(config.client, clock=clock, sleep=sleep)
-        self._calls = TransactionCalls(self.cluster, shared.transactional_id, shared.transaction_timeout_ms)
+        self._calls = TransactionCalls(
+            self.cluster, shared.transactional_id, shared.transaction_timeout_ms, shared.protocol
+        )
         self._sender = Sender(
             self.cluster, self.config, identity=shared.identity, before_first_write=self._add_partitions
         )
@@ -67,9 +70,11 @@ class SharedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.flush()
-        self.close()
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Close the connections. What was not flushed is dropped: the owner must then abort."""
@@ -77,13 +82,7 @@ class SharedWriter:
 
     def send_table(self, topic: str, partition: int, table: pa.Table, *, first_sequence: int | None = None) -> None:
         """Encode a table for one partition and send it."""
-        batches = encode_table(
-            table,
-            compression=self.config.compression_type,
-            compression_level=self.config.compression_level,
-            batch_bytes_max=self.config.batch_bytes,
-            default_timestamp_ms=int(time.time() * 1000),
-        )
+        batches = encode_rows(table, self.config, int(time.time() * 1000))
         for batch in batches:
             self.send_encoded(topic, partition, batch, first_sequence=first_sequence)
             first_sequence = None

@@ -28,17 +28,18 @@ class GroupMember:
     group_instance_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TransactionCalls:
-    """The calls about one `transactional.id`."""
+    """The calls about one `transactional.id`.
+
+    `protocol` is the one its owner began the transaction with: a cluster may be upgraded in the middle, and the two
+    must not be mixed within one.
+    """
 
     cluster: Cluster
     transactional_id: str
     timeout_ms: int
-
-    @property
-    def protocol(self) -> int:
-        return self.cluster.transaction_protocol
+    protocol: int
 
     def highest_version(self, api: Api) -> int | None:
         """Requests of protocol 2 are sent only where the cluster has finalized it."""

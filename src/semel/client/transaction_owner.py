@@ -1,0 +1,300 @@
+"""The life of one producer's transactions: begin, commit, abort, and finding out what a lost commit became.
+
+What may follow what is the table in `transaction_state.py`; which epoch may be claimed is decided in `ownership.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+
+from semel.client.admin import Admin
+from semel.client.cluster import Cluster
+from semel.client.failures import failure
+from semel.client.fetcher import find_marker
+from semel.client.ownership import Owner, ProducerIdentity, decide_claim
+from semel.client.partitions import TopicPartition
+from semel.client.sender import Sender, Stored
+from semel.client.shared import SharedTransaction
+from semel.client.transaction_state import Event, State, next_state
+from semel.client.transactions import GroupMember, TransactionCalls
+from semel.errors import (
+    BrokerUnreachable,
+    CommitUnknown,
+    Fenced,
+    InvalidState,
+    KafkaError,
+    RequestTimedOut,
+    SemelError,
+    TransactionAborted,
+)
+from semel.wire import Api, ErrorCode, verdict
+
+_DISCARD_PATIENCE_MS = 500
+
+
+class Outcome(Enum):
+    """How a transaction ended. There is no third value here: `CommitUnknown` is raised instead of told."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+class TransactionOwner:
+    """Holds a `transactional.id` from its first InitProducerId on, which fences every older owner."""
+
+    def __init__(self, cluster: Cluster, sender: Sender, transactional_id: str, timeout_ms: int) -> None:
+        self.state = State.READY
+        self._cluster = cluster
+        self._sender = sender
+        self._calls = TransactionCalls(cluster, transactional_id, timeout_ms, cluster.transaction_protocol)
+        self._reason_dead: SemelError | None = None
+        self._may_be_open = False  # at the coordinator
+        self._surely_open = False  # the coordinator, or a leader that asked it, has confirmed it
+        self._needs_new_epoch = False
+        self._written: dict[TopicPartition, int] = {}
+        self._offsets_sent: dict[str, dict[TopicPartition, int]] = {}
+        sender.start_over(self._calls.init_producer_id())
+
+    @property
+    def _mine(self) -> ProducerIdentity:
+        return self._sender.identity
+
+    @property
+    def can_abort(self) -> bool:
+        return self.state in (State.OPEN, State.DOOMED)
+
+    def check_open(self) -> None:
+        self._check_alive()
+        if self.state is not State.OPEN:
+            raise InvalidState(f"Begin a transaction before writing: this producer is {self.state.value}.")
+
+    def _check_alive(self) -> None:
+        if self._reason_dead is not None:
+            raise self._reason_dead
+
+    def _move(self, event: Event) -> None:
+        self.state = next_state(self.state, event)
+
+    @contextmanager
+    def doomed_by_failure(self) -> Iterator[None]:
+        """Whatever fails inside leaves the transaction with nothing but an abort, or the producer dead."""
+        try:
+            yield
+        except SemelError as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: SemelError) -> None:
+        if isinstance(error, KafkaError) and error.is_fatal:
+            self._die(error)
+        else:
+            self._move(Event.FAIL)
+
+    def _die(self, error: SemelError) -> None:
+        self._move(Event.DIE)
+        self._reason_dead = error
+
+    # -- what is in the transaction --------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._check_alive()
+        following = next_state(self.state, Event.BEGIN)
+        if self._needs_new_epoch:
+            self._renew_epoch()
+        self._calls.protocol = self._sender.protocol = self._cluster.transaction_protocol
+        self._may_be_open = self._surely_open = False
+        self._offsets_sent = {}
+        self._written = {}
+        self.state = following
+
+    def note_sending(self) -> None:
+        """Records are about to leave: from now on the transaction may be open at the coordinator."""
+        self._may_be_open = True
+
+    def note_stored(self, stored: Iterable[Stored]) -> None:
+        """Leaders have records of this transaction: it is open, and there its marker will be."""
+        for batch in stored:
+            self._surely_open = True
+            if batch.base_offset >= 0:
+                self._written.setdefault(TopicPartition(batch.topic, batch.partition), batch.base_offset)
+
+    def add_partitions(self, partitions: Collection[TopicPartition]) -> None:
+        self._calls.add_partitions(self._mine, partitions)
+        self._surely_open = True
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, int], member: GroupMember) -> None:
+        self.check_open()
+        self._may_be_open = True
+        with self.doomed_by_failure():
+            self._calls.commit_offsets(self._mine, offsets, member)
+        self._surely_open = True
+        self._offsets_sent.setdefault(member.group_id, {}).update(offsets)
+
+    def share(self) -> SharedTransaction:
+        self.check_open()
+        self._may_be_open = True
+        calls = self._calls
+        return SharedTransaction(calls.transactional_id, self._mine, calls.protocol, calls.timeout_ms)
+
+    # -- commit ----------------------------------------------------------------------------------------------------
+
+    def commit(self, timeout_ms: float | None) -> None:
+        self._move(Event.COMMIT)
+        if self._may_be_open:
+            try:
+                following = self._calls.end(self._mine, commit=True, patience=self._cluster.patience(timeout_ms))
+            except BaseException as error:
+                self._explain_commit(error)
+                raise
+            self._next_transaction(following)
+        self._move(Event.COMMITTED)
+
+    def _explain_commit(self, error: BaseException) -> None:
+        """What a failed commit means; raises in its place where that must be said in other words."""
+        if isinstance(error, KafkaError) and not error.earlier_answer_lost:
+            self._explain_refusal(error)
+        elif isinstance(error, BrokerUnreachable):
+            self._move(Event.COMMIT_REFUSED)  # nothing was sent
+        else:
+            # Besides a lost answer: one that cannot be read, a login that was refused before a repeat, the refusal of a
+            # repeat whose first try may have committed, an interrupt.
+            self._move(Event.COMMIT_LOST)
+            if isinstance(error, SemelError):
+                raise CommitUnknown(
+                    "The commit was sent and its answer was lost: the transaction may be committed or aborted. "
+                    f"Call resolve() to find out, and do not write its records again before. Last: {error}"
+                ) from error
+
+    def _explain_refusal(self, error: KafkaError) -> None:
+        if error.is_fatal and self._was_ended_by_coordinator():
+            self._move(Event.COMMIT_REFUSED)
+            raise TransactionAborted(
+                "The coordinator has aborted this transaction: it was open for longer than transaction.timeout.ms "
+                f"({self._calls.timeout_ms} ms). Nothing of it will be seen; abort and begin again.",
+                code=error.code,
+            ) from error
+        self._fail(error)
+
+    def _was_ended_by_coordinator(self) -> bool:
+        """Whether the epoch is one that the coordinator took for its own abort, and no new owner has come."""
+        owner = self._calls.owner() if self._surely_open else None
+        return owner is not None and owner.identity == self._mine.following and not owner.is_open
+
+    def _next_transaction(self, following: ProducerIdentity) -> None:
+        # Protocol 1 keeps the epoch at EndTxn, and a delayed EndTxn could then end the *next* transaction.
+        self._needs_new_epoch = following == self._mine
+        self._surely_open = False
+        self._sender.start_over(following)
+
+    # -- abort -----------------------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        self._move(Event.ABORT)
+        self.note_stored(self._sender.stored)
+        self._sender.discard(patience_ms=_DISCARD_PATIENCE_MS)
+        if self._may_be_open:
+            with self.doomed_by_failure():
+                self._end_by_abort()
+        self._move(Event.ABORTED)
+
+    def _end_by_abort(self) -> None:
+        # On protocol 1 EndTxn leaves the epoch as it is, and a write that is still under way could slip into the next
+        # transaction. InitProducerId aborts with markers of a higher epoch, which every leader then insists on. Only
+        # where the owner cannot be asked for (before Kafka 3.0) is EndTxn the safer of the two, as it checks the epoch.
+        if self._calls.protocol == 1 and self._calls.owner() is not None:
+            self._renew_epoch()
+            return
+        try:
+            self._next_transaction(self._calls.end(self._mine, commit=False))
+        except KafkaError as error:
+            if not isinstance(error, Fenced) and error.code != ErrorCode.invalid_txn_state:
+                raise
+            # The coordinator ended it before us (time-out), or it never began there, or we are fenced indeed.
+            self._renew_epoch()
+
+    # -- finding out -----------------------------------------------------------------------------------------------
+
+    def resolve(self) -> Outcome:
+        if self.state is not State.UNKNOWN:
+            raise InvalidState(f"There is nothing to resolve: this producer is {self.state.value}.")
+        mine = self._mine
+        owner = self._wait_until_decided()
+        if owner is None:
+            self._claim(None, next_epoch_is_free=False)  # it cannot be asked for: this alone ends what is open
+        outcome = self._look_up_marker(mine) or self._look_up_offsets()
+        if self.state is State.UNKNOWN:
+            self._move(Event.RESOLVED)
+        if owner is not None:
+            # After an abort the next epoch is nobody's; after a commit it is ours on protocol 2, and on protocol 1 it
+            # may be a successor's.
+            free = outcome is Outcome.ABORTED or self._calls.protocol == 2
+            self._claim(owner, next_epoch_is_free=free)
+        return outcome
+
+    def _look_up_marker(self, identity: ProducerIdentity) -> Outcome | None:
+        patience_ms = self._cluster.config.api_timeout_ms
+        for (topic, partition), offset in self._written.items():
+            marker = find_marker(self._cluster, topic, partition, identity.producer_id, offset, timeout_ms=patience_ms)
+            if marker is not None:
+                return Outcome.COMMITTED if marker.kind == "commit" else Outcome.ABORTED
+        return None
+
+    def _look_up_offsets(self) -> Outcome:
+        """A transaction of offsets alone leaves its trace only in the group: there they are, or they are not."""
+        if not self._offsets_sent:
+            raise CommitUnknown(
+                "The partitions written in this transaction hold no marker of it (yet): its outcome cannot be told."
+            )
+        admin = Admin(self._cluster)
+        for group, offsets in self._offsets_sent.items():
+            committed = admin.committed_offsets(group, list(offsets), require_stable=True)
+            if any(tp not in committed or committed[tp].offset != offset for tp, offset in offsets.items()):
+                return Outcome.ABORTED
+        return Outcome.COMMITTED
+
+    # -- epochs ----------------------------------------------------------------------------------------------------
+
+    def _renew_epoch(self) -> None:
+        """End what is open and raise the epoch; `Fenced` if another producer has taken over."""
+        owner = self._calls.owner()
+        is_open = owner is not None and owner.is_open and owner.identity == self._mine
+        self._claim(self._wait_until_decided(), next_epoch_is_free=is_open or self._surely_open)
+        self._check_alive()
+
+    def _wait_until_decided(self) -> Owner | None:
+        """Abort the transaction if it is ours and open; wait for its markers; returns who owns the id then."""
+        patience = self._cluster.patience()
+        while True:
+            owner = self._calls.owner()
+            if owner is None or not (owner.is_undecided or (owner.is_open and owner.identity == self._mine)):
+                return owner
+            if owner.is_open:
+                self._abort_open()
+            elif patience.is_spent:
+                raise RequestTimedOut(
+                    f"The coordinator has not finished the transaction of {self._calls.transactional_id!r} in time; "
+                    "its outcome is decided and will be carried out. Try again."
+                )
+            patience.pause(verdict(ErrorCode.concurrent_transactions, Api.END_TXN))
+
+    def _abort_open(self) -> None:
+        try:
+            self._calls.init_producer_id(self._mine, patience=self._cluster.patience(0))
+        except KafkaError as error:
+            # CONCURRENT_TRANSACTIONS is the answer to expect: the abort is under way.
+            if error.code != ErrorCode.concurrent_transactions and not isinstance(error, Fenced):
+                raise
+
+    def _claim(self, owner: Owner | None, *, next_epoch_is_free: bool) -> None:
+        """Get the next epoch, or be dead if it is another producer's."""
+        mine = self._mine
+        claimed = mine if owner is None else decide_claim(mine, owner, next_epoch_is_free=next_epoch_is_free)
+        try:
+            if claimed is None:
+                raise failure(ErrorCode.producer_fenced, Api.INIT_PRODUCER_ID, self._calls.transactional_id)
+            self._sender.start_over(self._calls.init_producer_id(claimed))
+        except Fenced as error:
+            self._die(error)
+        self._needs_new_epoch = False
