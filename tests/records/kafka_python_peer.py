@@ -6,8 +6,9 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka import codec
     from kafka.partitioner.default import murmur2
     from kafka.record.default_records import DefaultRecordBatchBuilder
     from kafka.record.memory_records import MemoryRecords
 
-__all__ = ["DefaultRecordBatchBuilder", "MemoryRecords", "murmur2"]
+__all__ = ["DefaultRecordBatchBuilder", "MemoryRecords", "codec", "murmur2"]

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from crc32c import crc32c
 
+from semel.errors import CorruptRecords
 from semel.records import RECORD_SCHEMA, arrow_decode, chain, decode_batches, encode_control_batch, reference
 from semel.records.reference import Record
 
@@ -41,7 +42,7 @@ def decode_by_reference(batch: bytes) -> list[Record]:
     header, records = reference.decode_batch(batch)
     if header.is_control:
         # The Arrow codec leaves control batches to the caller; so does this one, to be comparable.
-        raise reference.CorruptRecords("control batch")
+        raise CorruptRecords("A control batch.")
     return records
 
 

@@ -13,11 +13,14 @@ from record_samples import (
     decode_by_reference,
     decoder_for,
     make_table,
+    patched,
     print_seed,
     table_records,
     use_path,
+    with_crc,
 )
 
+from semel.errors import CorruptRecords
 from semel.records import decode_batches, encode_table, read_header, reference
 from semel.records.layout import SEQUENCE_MAX
 from semel.records.reference import Record
@@ -113,8 +116,6 @@ def test_compacted_batch_keeps_its_gaps(path: str, count: int, monkeypatch: pyte
     records = [Record(offset, 1000 + offset, b"key", b"value of equal length") for offset in offsets]
     batch = bytearray(reference.encode_batch(records, base_offset=100))
     batch[23:27] = (3 * count + 50).to_bytes(4, "big")
-    from record_samples import with_crc
-
     fixed = with_crc(batch)
     assert decode(fixed) == records
     assert read_header(fixed).last_offset == 100 + 3 * count + 50
@@ -127,8 +128,6 @@ def test_batch_emptied_by_compaction_has_no_records(
 ) -> None:
     """A batch of which compaction left only the header is legal and decodes to nothing, whatever codec it names."""
     decode = decoder_for(monkeypatch, path)
-    from record_samples import patched
-
     batch = patched(reference.encode_batch([]), 21, ">h", COMPRESSIONS.index(compression))
     assert decode(batch) == []
 
@@ -140,8 +139,6 @@ def test_log_append_time_gives_every_record_the_max_timestamp(
 ) -> None:
     """With timestamp type 1 the broker's time in max_timestamp stands for every record."""
     decode = decoder_for(monkeypatch, path)
-    from record_samples import patched
-
     records = [Record(index, 1000 + index, None, b"value") for index in range(count)]
     batch = patched(patched(reference.encode_batch(records), 21, ">h", 0x08), 35, ">q", 999_999)
     assert {record.timestamp_ms for record in decode(batch)} == {999_999}
@@ -152,8 +149,6 @@ def test_log_append_time_gives_every_record_the_max_timestamp(
 def test_delete_horizon_is_the_base_of_the_deltas(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the delete horizon in base_timestamp (KIP-534) the deltas count from it, negative ones too."""
     decode = decoder_for(monkeypatch, path)
-    from record_samples import patched
-
     records = [Record(0, 5_000, b"k", None), Record(1, 1_000, b"k", b"v"), Record(2, 2_000, b"k", b"v")]
     batch = patched(reference.encode_batch(records), 21, ">h", 0x40)
     assert read_header(batch).has_delete_horizon
@@ -190,8 +185,6 @@ def test_one_damaged_batch_among_small_ones_is_named() -> None:
     good = reference.encode_batch([Record(5, 0, None, b"good")], base_offset=5)
     bad = bytearray(reference.encode_batch([Record(6, 0, None, b"bad")], base_offset=6))
     bad[61] ^= 0x01
-    from record_samples import with_crc
-
-    with pytest.raises(reference.CorruptRecords, match="offset 6"):
+    with pytest.raises(CorruptRecords, match="offset 6"):
         decode_batches([good, with_crc(bad), good])
     assert decode_by_arrow(good) == decode_by_reference(good)

@@ -19,6 +19,7 @@ from semel.records import (
     decode_batches,
     encode_control_batch,
     encode_table,
+    ragged,
     read_control_batch,
     read_header,
     reference,
@@ -317,3 +318,14 @@ def test_headers_can_be_read_without_loading_arrow() -> None:
     """A broker that looks at headers and markers starts without the cost of NumPy and Arrow."""
     script = "import sys, semel.records; semel.records.read_header; assert not {'numpy', 'pyarrow'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_old_pyarrows_take_another_way_to_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where pyarrow makes no view arrays over given buffers, the detour writes and reads the same."""
+    records = RandomTables(random.Random(print_seed(17))).records(300)
+    ragged_table = make_table([Record(r.offset, 0, r.key, b"x" * (r.offset % 40), (("h", r.key),)) for r in records])
+    encoded = encode(ragged_table)
+    decoded = decode_batches(encoded)
+    monkeypatch.setattr(ragged, "_TAKES_VIEW_BUFFERS", False)
+    assert encode(ragged_table) == encoded
+    assert decode_batches(encoded).equals(decoded)

@@ -2,6 +2,9 @@
 
 The names that need NumPy and Arrow are loaded when first used: a broker that only reads headers starts without them.
 """
+# pyarrow comes without types, so what it returns is unknown to the checker.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 

@@ -4,7 +4,9 @@ Large batches are decoded one by one, small ones together, so that the work per 
 readers find odd, damaged or not, is decoded again by the reference codec, which then raises or returns: the two cannot
 disagree on what is refused.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyarrow comes without types, so what it returns is unknown to the checker.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from semel.errors import CorruptRecords
 from semel.records.chain import Chain, check_chain, find_chain, walk
 from semel.records.compression import DECOMPRESSED_BYTES_MAX
 from semel.records.decode_ragged import headers_array, read_fields
-from semel.records.decode_runs import read_runs
+from semel.records.decode_runs import Runs, read_runs
+from semel.records.decode_uniform import Uniform, read_uniform
 from semel.records.layout import (
     RECORD_BYTES_MIN,
     BatchHeader,
@@ -30,7 +33,7 @@ from semel.records.layout import (
 )
 from semel.records.ragged import POSITION_MAX, gather_binary
 from semel.records.reference import decode_body, unpack_body
-from semel.records.schema import HEADER_TYPE, HEADERS_TYPE, RECORD_SCHEMA
+from semel.records.schema import HEADER_TYPE, HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
 from semel.records.varints import Bytes, Integers, NotVectorisable
 
 if TYPE_CHECKING:
@@ -40,24 +43,34 @@ _SMALL_RECORDS = 512  # batches with fewer records are decoded together
 _SMALL_BYTES = 128 * 1024
 _GROUP_BYTES = 1024 * 1024
 
-_NUMBER_TYPES = RECORD_SCHEMA.types[:3]
-_NO_ENTRIES = pa.array([], HEADER_TYPE)
-_ZEROS = np.zeros(256 * 1024, np.uint8)
+_INT64 = pa.int64()
+
+
+def _make_no_headers(count: int) -> pa.ListArray:
+    offsets = pa.py_buffer(np.zeros(count + 1, np.int32))
+    return pa.Array.from_buffers(HEADERS_TYPE, count, [None, offsets], children=[pa.array([], HEADER_TYPE)])
+
+
+# Columns that are the same for most batches, to be shared by them.
+_SHARED_ROWS = 65536
+_NO_HEADERS = _make_no_headers(_SHARED_ROWS)
+_CREATE_TIME = pa.array(np.zeros(_SHARED_ROWS, np.int8))
 
 Body = tuple[BatchHeader, memoryview]
 
 
 def decode_batches(
-    batches: Buffer | Iterable[Buffer],
+    batches: Buffer | Iterable[Buffer | tuple[BatchHeader, memoryview]],
     *,
     check_crc: bool = True,
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> pa.Table:
     """The records of many batches of one partition, in their order, as a table in RECORD_SCHEMA.
 
-    Takes the views that `iter_batches` yields, or the bytes of a fetch response, whose incomplete last batch is left out.
-    Control batches hold no user records and are refused: handle them by their header first. Each batch is either decoded
-    whole or refused with CorruptRecords, or RecordTooLarge if it unpacks to more than `decompressed_bytes_max` bytes.
+    Takes what `iter_batches` yields, or the views alone, or the bytes of a fetch response, whose incomplete last batch
+    is left out. Control batches hold no user records and are refused: handle them by their header first. A batch is
+    decoded whole or refused with CorruptRecords, or with RecordTooLarge if it unpacks to more than
+    `decompressed_bytes_max` bytes; then nothing is returned of the others either.
 
     >>> import pyarrow as pa
     >>> from semel.records import decode_batches, encode_table
@@ -66,7 +79,7 @@ def decode_batches(
     [b'one', b'two']
     """
     if isinstance(batches, Iterable) and not isinstance(batches, (bytes, bytearray, memoryview)):
-        pairs = ((read_header(view), view) for view in map(as_bytes_view, batches))
+        pairs = map(_with_header, batches)
     else:
         pairs = iter_batches(batches)
     chunks: list[pa.RecordBatch] = []
@@ -96,21 +109,30 @@ def decode_batches(
     return pa.Table.from_batches([chunk for chunk in chunks if len(chunk)], RECORD_SCHEMA)
 
 
+def _with_header(batch: Buffer | tuple[BatchHeader, memoryview]) -> Body:
+    if isinstance(batch, tuple):
+        return batch
+    view = as_bytes_view(batch)
+    return read_header(view), view
+
+
 def _decode_large(header: BatchHeader, body: memoryview) -> pa.RecordBatch:
-    if header.record_count == 0 or not RECORD_BYTES_MIN * header.record_count <= len(body) <= POSITION_MAX:
+    count = header.record_count
+    if count == 0 or not RECORD_BYTES_MIN * count <= len(body) <= POSITION_MAX:
         return _decode_slowly([(header, body)])
     data: Bytes = np.frombuffer(body, np.uint8)
     try:
-        runs = read_runs(data, header.record_count)
-        if runs is None:
-            return _decode_ragged([header], data, find_chain(data, header.record_count))
+        records: Uniform | Runs | None = read_uniform(data, count) or read_runs(data, count)
+        if records is None:
+            return _decode_ragged([header], data, find_chain(data, count))
+        gaps = records.offset_deltas() if isinstance(records, Runs) and records.have_gaps else None
         return _assemble(
-            _offsets([header], runs.offset_deltas() if runs.have_gaps else None),
-            _timestamps([header], runs.timestamp_deltas()),
+            _offsets([header], gaps),
+            _timestamps([header], records.timestamp_deltas()),
             _timestamp_types([header]),
-            runs.copy_keys(data),
-            runs.copy_values(data),
-            _no_headers(header.record_count),
+            records.copy_keys(),
+            records.copy_values(),
+            _no_headers(count),
         )
     except NotVectorisable:
         return _decode_slowly([(header, body)])
@@ -167,24 +189,24 @@ def _offsets(headers: list[BatchHeader], deltas: Integers | None) -> Integers:
 
 
 def _timestamps(headers: list[BatchHeader], deltas: Integers) -> Integers:
-    timestamps = deltas + _of_each_row(headers, [header.base_timestamp for header in headers])
-    if any(header.timestamp_type for header in headers):
-        by_broker = _of_each_row(headers, [header.timestamp_type for header in headers])
-        append_times = _of_each_row(headers, [header.max_timestamp for header in headers])
-        return np.where(np.broadcast_to(by_broker, timestamps.shape), append_times, timestamps)
-    return timestamps
-
-
-def _timestamp_types(headers: list[BatchHeader]) -> Bytes:
-    row_count = sum(header.record_count for header in headers)
+    deltas += _of_each_row(headers, [header.base_timestamp for header in headers])
     if not any(header.timestamp_type for header in headers):
-        return _zeros(row_count)
-    return np.full(row_count, _of_each_row(headers, [header.timestamp_type for header in headers]), np.uint8)
+        return deltas
+    by_broker = np.broadcast_to(_of_each_row(headers, [header.timestamp_type for header in headers]), deltas.shape)
+    return np.where(by_broker, _of_each_row(headers, [header.max_timestamp for header in headers]), deltas)
+
+
+def _timestamp_types(headers: list[BatchHeader]) -> pa.Int8Array:
+    row_count = sum(header.record_count for header in headers)
+    if row_count <= _SHARED_ROWS and not any(header.timestamp_type for header in headers):
+        return _CREATE_TIME.slice(0, row_count)
+    kinds = _of_each_row(headers, [header.timestamp_type for header in headers])
+    return pa.array(np.full(row_count, kinds, np.int8))
 
 
 def _of_each_row(headers: list[BatchHeader], values: list[int]) -> Integers | np.int64:
     """A value of each batch for each of its rows; one number if they are all equal."""
-    if len(set(values)) == 1:
+    if len(values) == 1 or len(set(values)) == 1:
         return np.int64(values[0])
     return np.repeat(np.array(values, np.int64), [header.record_count for header in headers])
 
@@ -192,24 +214,25 @@ def _of_each_row(headers: list[BatchHeader], values: list[int]) -> Integers | np
 def _assemble(
     offsets: Integers,
     timestamps: Integers,
-    types: Bytes,
+    types: pa.Int8Array,
     keys: pa.BinaryArray,
     values: pa.BinaryArray,
     headers: pa.ListArray,
 ) -> pa.RecordBatch:
-    numbers = zip(_NUMBER_TYPES, (offsets, timestamps, types), strict=True)
-    columns = [pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(column)]) for kind, column in numbers]
-    return pa.RecordBatch.from_arrays([*columns, keys, values, headers], schema=RECORD_SCHEMA)
+    count = len(offsets)
+    columns = [
+        pa.Array.from_buffers(_INT64, count, [None, pa.py_buffer(offsets)]),
+        pa.Array.from_buffers(TIMESTAMP_TYPE, count, [None, pa.py_buffer(timestamps)]),
+        types,
+        keys,
+        values,
+        headers,
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
 
 
 def _no_headers(count: int) -> pa.ListArray:
-    offsets = pa.py_buffer(_zeros(4 * (count + 1)))
-    return pa.Array.from_buffers(HEADERS_TYPE, count, [None, offsets], children=[_NO_ENTRIES])
-
-
-def _zeros(size: int) -> Bytes:
-    """Zeros that nobody will write to: shared, unless there are very many."""
-    return _ZEROS[:size] if size <= len(_ZEROS) else np.zeros(size, np.uint8)
+    return _NO_HEADERS.slice(0, count) if count <= _SHARED_ROWS else _make_no_headers(count)
 
 
 def _decode_slowly(group: list[Body]) -> pa.RecordBatch:

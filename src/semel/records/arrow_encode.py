@@ -1,9 +1,10 @@
 """Arrow table to record batches."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyarrow comes without types, so what it returns is unknown to the checker.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -47,8 +48,8 @@ def encode_table(
     """The rows of a table as record batches, in their order.
 
     Columns are found by name: `value` (needed), `key`, `headers` and `timestamp`. Strings count as their UTF-8 bytes; a
-    timestamp is any Arrow timestamp or an integer of milliseconds, and null means `default_timestamp_ms`. A batch takes as
-    many rows as fit into `batch_bytes_max` bytes before compression. Base offsets are 0, as a broker expects them;
+    timestamp is any Arrow timestamp or an integer of milliseconds, and null means `default_timestamp_ms`. A batch takes
+    as many rows as fit into `batch_bytes_max` bytes before compression. Base offsets are 0, as a broker expects them;
     sequences go on from batch to batch if `base_sequence` is given.
 
     >>> import pyarrow as pa
@@ -66,30 +67,34 @@ def encode_table(
     first = 0
     while first < columns.row_count:
         body = encoder.next_body(first)
-        header = BatchHeader(
-            base_offset=0,
-            batch_length=0,
-            partition_leader_epoch=-1,
-            magic=MAGIC,
-            crc=0,
-            attributes=make_attributes(compression=compression, transactional=transactional),
-            last_offset_delta=body.count - 1,
-            base_timestamp=body.base_timestamp,
-            max_timestamp=body.max_timestamp,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            base_sequence=base_sequence if base_sequence < 0 else next_sequence(base_sequence, first),
-            record_count=body.count,
+        batch = _frame(body, compression, compression_level)
+        write_header(
+            batch,
+            BatchHeader(
+                base_offset=0,
+                batch_length=len(batch) - LENGTH_FIELD_END,
+                partition_leader_epoch=-1,
+                magic=MAGIC,
+                crc=0,
+                attributes=make_attributes(compression=compression, transactional=transactional),
+                last_offset_delta=body.row_count - 1,
+                base_timestamp=body.base_timestamp,
+                max_timestamp=body.max_timestamp,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                base_sequence=base_sequence if base_sequence < 0 else next_sequence(base_sequence, first),
+                record_count=body.row_count,
+            ),
         )
-        batches.append(EncodedBatch(_finish(body, header, compression, compression_level), body.count))
-        first += body.count
+        batches.append(EncodedBatch(batch, body.row_count))
+        first += body.row_count
     return batches
 
 
 class _Body(NamedTuple):
     """The records of one batch; `framed` is set if they stand in a buffer of their own with room for the header."""
 
-    count: int
+    row_count: int
     base_timestamp: int
     max_timestamp: int
     records: memoryview
@@ -155,8 +160,8 @@ class _Encoder:
     def _too_large(self, row: int, size: int) -> RecordTooLarge:
         limit = self.records_bytes_max + HEADER_BYTES
         return RecordTooLarge(
-            f"Row {row} takes {size + HEADER_BYTES} bytes in a batch of its own, more than the limit of {limit}; no row "
-            "was encoded. Raise max.request.size here and max.message.bytes of the topic (message.max.bytes of the "
+            f"Row {row} takes {size + HEADER_BYTES} bytes in a batch of its own, more than the limit of {limit}; no "
+            "row was encoded. Raise max.request.size here and max.message.bytes of the topic (message.max.bytes of the "
             "broker), or make the record smaller."
         )
 
@@ -175,13 +180,11 @@ def _write_runs(
     return framed[HEADER_BYTES:], framed
 
 
-def _finish(body: _Body, header: BatchHeader, compression: str, level: int | None) -> memoryview:
-    """The whole batch in a buffer of Arrow's, whose allocator gives memory back warm."""
+def _frame(body: _Body, compression: str, level: int | None) -> memoryview:
+    """The records behind room for the header, in a buffer of Arrow's, whose allocator gives memory back warm."""
     if compression == "none" and body.framed is not None:
-        batch = body.framed
-    else:
-        packed = as_bytes_view(compress(compression, body.records, level))
-        batch = as_bytes_view(pa.allocate_buffer(HEADER_BYTES + len(packed)))
-        batch[HEADER_BYTES:] = packed
-    write_header(batch, replace(header, batch_length=len(batch) - LENGTH_FIELD_END))
+        return body.framed
+    packed = as_bytes_view(compress(compression, body.records, level))
+    batch = as_bytes_view(pa.allocate_buffer(HEADER_BYTES + len(packed)))
+    batch[HEADER_BYTES:] = packed
     return batch

@@ -1,10 +1,10 @@
 """Where each record of a batch starts.
 
-A record only tells its own length, so the starts form a chain that seems to need one step per record. Two shortcuts avoid
-most steps, both exact. If the length bytes repeat at equal distances, the whole run follows from its first record. And
-where lengths differ, records betray themselves: a zero header count, a length, a zero attribute byte. Positions that look
-like this are collected in one sweep, and if each leads exactly to the next, from the first byte to the last, they are the
-chain.
+A record only tells its own length, so the starts form a chain that seems to need one step per record. Two shortcuts
+avoid most steps, both exact. If the length bytes repeat at equal distances, the whole run follows from its first
+record. And where lengths differ, records betray themselves: a zero header count, a length, a zero attribute byte.
+Positions that look like this are collected in one sweep, and if each leads exactly to the next, from the first byte to
+the last, they are the chain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SOON_STOPS = np.uint64(0x80_8080_8080)  # the top bits of five bytes: a length 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """`count` records of equal size: the first at `start`, each of `stride` bytes, `length_width` of them its length."""
+    """`count` records of `stride` bytes, the first at `start`; their lengths take `length_width` bytes."""
 
     start: int
     stride: int

@@ -1,9 +1,12 @@
 """The codecs of a record batch, with a bound on what unpacking may cost.
 
-Each writer produces what the Java client's reader accepts, always the same bytes for the same input. Each reader accepts
-what the Java client, librdkafka and this module write. A size that a format declares is checked against the bound before
-anything is allocated; where a format declares none, unpacking goes piece by piece and stops at the bound.
+Each writer produces what the Java client's reader accepts, always the same bytes for the same input. Each reader
+accepts what the Java client, librdkafka and this module write. A size that a format declares is checked against the
+bound before anything is allocated; where a format declares none, unpacking goes piece by piece and stops at the bound.
 """
+# pyarrow comes without types, so what it returns is unknown to the checker.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 

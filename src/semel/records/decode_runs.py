@@ -1,10 +1,12 @@
 """Decode batches whose records come in runs of equal shape: a few strided copies for each run.
 
-If a record has the lengths of the one before and the varints in it the same widths, each field lies at the same place in
-it. So one record is read, and how many of the following share its shape is found by comparing, for all of them at once,
-the bytes that make up the shape. Nothing is assumed: a record belongs to the run only if all these bytes are equal.
+If a record has the lengths of the one before and the varints in it the same widths, each field lies at the same place
+in it. So one record is read, and how many of the following share its shape is found by comparing, for all of them at
+once, the bytes that make up the shape. Nothing is assumed: a record belongs to the run only if all these are equal.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyarrow comes without types, so what it returns is unknown to the checker.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -13,7 +15,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from semel.records.varints import (
@@ -53,6 +54,18 @@ class Shape(NamedTuple):
         return self.value_length_position + self.value_length_width
 
 
+Column = tuple[int, int, int, int]  # strings at equal distances: first position, distance, count, length or -1 for null
+
+
+class Layout(NamedTuple):
+    """Number and bytes of some strings, and their Arrow offsets and validity."""
+
+    row_count: int
+    size: int
+    offsets: pa.Buffer
+    validity: pa.Buffer | None
+
+
 @dataclass(slots=True)
 class Run:
     """`count` records of one shape, the first at `start`.
@@ -78,14 +91,17 @@ class Run:
 class Runs:
     """All records of a batch; without gaps the offset deltas are the row numbers."""
 
-    runs: list[Run]
+    data: Bytes
     row_count: int
+    runs: list[Run]
     have_gaps: bool
 
     def timestamp_deltas(self) -> Integers:
         if all(run.shape.timestamp_width == 1 for run in self.runs):
             # As bytes out of the words, which is an eighth of the work.
-            columns = [run.low.view(np.uint8)[run.lead + run.shape.deltas_position :: 8][: run.count] for run in self.runs]
+            columns = [
+                run.low.view(np.uint8)[run.lead + run.shape.deltas_position :: 8][: run.count] for run in self.runs
+            ]
             return unzigzag_bytes(np.concatenate(columns))
         return np.concatenate([read_column(run.deltas(), run.shape.timestamp_width) for run in self.runs])
 
@@ -97,18 +113,18 @@ class Runs:
             ]
         )
 
-    def copy_keys(self, data: Bytes) -> pa.BinaryArray:
+    def copy_keys(self) -> pa.BinaryArray:
         columns = [
             (run.start + run.shape.key_position, run.shape.stride, run.count, run.shape.key_length) for run in self.runs
         ]
-        return _copy_strings(data, columns, self.row_count)
+        return copy_strings(self.data, columns, layout_of(columns))
 
-    def copy_values(self, data: Bytes) -> pa.BinaryArray:
+    def copy_values(self) -> pa.BinaryArray:
         columns = [
             (run.start + run.shape.value_position, run.shape.stride, run.count, run.shape.value_length)
             for run in self.runs
         ]
-        return _copy_strings(data, columns, self.row_count)
+        return copy_strings(self.data, columns, layout_of(columns))
 
 
 def read_runs(data: Bytes, count: int) -> Runs | None:
@@ -120,7 +136,7 @@ def read_runs(data: Bytes, count: int) -> Runs | None:
     position = row = short_runs = 0
     have_gaps = False
     while row < count:
-        shape, offset_delta = _read_shape(data, position)
+        shape, offset_delta = read_shape(data, position)
         if shape is None:
             return None
         have_gaps = have_gaps or offset_delta != row
@@ -139,10 +155,10 @@ def read_runs(data: Bytes, count: int) -> Runs | None:
     if position != len(data):
         raise NotVectorisable
     # Each header count but the last one's was looked at together with the record after.
-    return Runs(runs, count, have_gaps) if data[-1] == 0 else None
+    return Runs(data, count, runs, have_gaps) if data[-1] == 0 else None
 
 
-def _read_shape(data: Bytes, start: int) -> tuple[Shape | None, int]:
+def read_shape(data: Bytes, start: int) -> tuple[Shape | None, int]:
     """Shape and offset delta of the record at `start`; no shape if it has headers or not the room that a run needs."""
     head = data[start : start + _HEAD_SAMPLE_BYTES].tobytes()
     length, body = read_varint(head, 0, bits=32)
@@ -249,28 +265,28 @@ def _compare_bytes(data: Bytes, start: int, stride: int, most: int, width: int) 
     return most
 
 
-def _copy_strings(data: Bytes, columns: list[tuple[int, int, int, int]], row_count: int) -> pa.BinaryArray:
-    """All strings of some columns as one array; a column is (first position, distance, count, length or -1 for null)."""
+def layout_of(columns: list[Column]) -> Layout:
+    """Arrow's side of the strings of some columns."""
     lengths = [length for _, _, _, length in columns]
-    same = lengths[0] > 0 and lengths.count(lengths[0]) == len(lengths)
-    size = lengths[0] * row_count if same else sum(count * max(length, 0) for _, _, count, length in columns)
-    buffer = pa.allocate_buffer(size)
+    counts = [count for _, _, count, _ in columns]
+    row_count, length = sum(counts), lengths[0]
+    if length > 0 and lengths.count(length) == len(lengths):
+        offsets = np.arange(0, length * row_count + 1, length, dtype=np.int32)
+        return Layout(row_count, length * row_count, pa.py_buffer(offsets), None)
+    of_each_row = np.repeat(np.array(lengths), counts)
+    offsets = np.zeros(row_count + 1, np.int32)
+    np.cumsum(np.maximum(of_each_row, 0), out=offsets[1:])
+    validity = pa.py_buffer(np.packbits(of_each_row >= 0, bitorder="little")) if min(lengths) < 0 else None
+    return Layout(row_count, int(offsets[-1]), pa.py_buffer(offsets), validity)
+
+
+def copy_strings(data: Bytes, columns: list[Column], layout: Layout) -> pa.BinaryArray:
+    """All strings of some columns as one array."""
+    buffer = pa.allocate_buffer(layout.size)
     filled = 0
     for position, stride, count, length in columns:
         if length > 0:
             kind = opaque(length)
             np.ndarray((count,), kind, buffer, filled)[:] = np.ndarray((count,), kind, data, position, (stride,))
             filled += length * count
-    if same:
-        offsets, validity = np.arange(0, size + 1, lengths[0], dtype=np.int32), None
-    else:
-        offsets, validity = _string_offsets(np.repeat(np.array(lengths), [count for _, _, count, _ in columns]))
-    return pa.Array.from_buffers(pa.binary(), row_count, [validity, pa.py_buffer(offsets), buffer])
-
-
-def _string_offsets(lengths: Integers) -> tuple[npt.NDArray[np.int32], pa.Buffer | None]:
-    """Arrow's offsets and validity for strings of these lengths."""
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(np.maximum(lengths, 0), out=offsets[1:])
-    present = lengths >= 0
-    return offsets, None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.Array.from_buffers(pa.binary(), layout.row_count, [layout.validity, layout.offsets, buffer])

@@ -1,5 +1,7 @@
 """What the records of a table weigh on the wire, and how many of them fit into one batch."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyarrow comes without types, so what it returns is unknown to the checker.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -153,14 +155,17 @@ class Window:
         """Words and widths of the timestamp deltas; no words if the deltas are all zero."""
         if self.timestamps is None:
             return None, 1
+        base, lowest, highest = int(self.timestamps[0]), int(self.timestamps.min()), int(self.timestamps.max())
+        if lowest == highest:
+            return None, 1
         # Wraps around like Java's arithmetic, so any two timestamps have a delta.
         deltas = self.timestamps - self.timestamps[0]
-        if not np.count_nonzero(deltas):
-            return None, 1
-        deltas = zigzag(deltas)
-        if int(deltas.max()) > WORD_VALUE_MAX:
+        if lowest == base and highest - base < 64:
+            return (deltas << np.int64(1)).view(np.uint64), 1
+        values = zigzag(deltas)
+        if int(values.max()) > WORD_VALUE_MAX:
             raise NotVectorisable
-        return write_varints(deltas)
+        return write_varints(values)
 
     def timestamp_range(self, count: int) -> tuple[int, int]:
         """Base timestamp and largest timestamp of the first `count` rows."""

@@ -6,9 +6,10 @@ import numpy as np
 
 from semel.records.encode_plan import HeaderColumns, Plan, Widths
 from semel.records.ragged import INLINE_BYTES_MAX, Views, fill_views, join_views
-from semel.records.varints import Bytes, Integers, NotVectorisable, Words, write_varints, zigzag
+from semel.records.varints import Bytes, Integers, NotVectorisable, Words, move_bytes, write_varints, zigzag
 
 _FULL = np.uint64(63)
+_SAME_COUNT_MAX = 16
 
 
 class Packed:
@@ -20,13 +21,19 @@ class Packed:
         self.widths: Widths = widths
 
     def append(self, words: Words, widths: Widths) -> None:
-        shift = np.asarray(self.widths, np.uint64) * np.uint64(8)
-        # Shifting a word by its whole width is undefined, hence in two steps.
-        fits = shift < np.uint64(64)
-        low_part = words << (shift & _FULL)
-        self.low = self.low | np.where(fits, low_part, np.uint64(0))
-        over = words >> np.uint64(1) >> (_FULL - (shift & _FULL))
-        self.high = self.high | np.where(fits, over, low_part)
+        if isinstance(self.widths, int):
+            self.low = self.low | move_bytes(words, self.widths)
+            if self.widths + int(np.max(widths)) > 8:
+                self.high = self.high | move_bytes(words, self.widths - 8)
+        else:
+            shift = (self.widths << np.int64(3)).view(np.uint64)
+            # Shifting a word by its whole width is undefined, hence in two steps.
+            fits = shift < np.uint64(64)
+            low_part = words << (shift & _FULL)
+            self.low = self.low | np.where(fits, low_part, np.uint64(0))
+            if int((self.widths + widths).max()) > 8:
+                over = words >> np.uint64(1) >> (_FULL - (shift & _FULL))
+                self.high = self.high | np.where(fits, over, low_part)
         self.widths = self.widths + widths
 
     def longest(self) -> int:
@@ -103,17 +110,34 @@ def _write_sections(headers: HeaderColumns) -> memoryview:
     """The header sections of all rows: the count, then each header's key and value with their lengths."""
     counts = headers.counts
     header_count = int(counts.sum())
-    first_headers = np.cumsum(counts) - counts
-    rows = np.repeat(np.arange(len(counts)), counts)
     views = np.zeros((len(counts) + 4 * header_count, 4), np.uint32)
-    count_views = np.zeros((len(counts), 4), np.uint32)
-    _fill_varints(count_views, *write_varints(zigzag(counts)))
-    views[np.arange(len(counts)) + 4 * first_headers] = count_views
-    parts = np.zeros((header_count, 4, 4), np.uint32)
-    for index, strings in enumerate((headers.keys, headers.values)):
-        _fill_varints(parts[:, 2 * index], *write_varints(zigzag(strings.lengths)))
-        sizes = np.maximum(strings.lengths, 0)
-        fill_views(parts[:, 2 * index + 1], index, strings.data, strings.positions, sizes)
-    places = rows + 1 + 4 * np.arange(header_count)
-    views[places[:, None] + np.arange(4)] = parts
+    most = int(counts.max())
+    if most <= _SAME_COUNT_MAX and most == int(counts.min()):
+        _fill_same_sections(views, headers, most)
+    else:
+        count_views = np.zeros((len(counts), 4), np.uint32)
+        _fill_varints(count_views, *write_varints(zigzag(counts)))
+        views[np.arange(len(counts)) + 4 * (np.cumsum(counts) - counts)] = count_views
+        parts = np.zeros((header_count, 4, 4), np.uint32)
+        _fill_headers(parts, headers, slice(None))
+        places = np.repeat(np.arange(len(counts)), counts) + 1 + 4 * np.arange(header_count)
+        views[places[:, None] + np.arange(4)] = parts
     return join_views(views, [headers.keys.data, headers.values.data])
+
+
+def _fill_same_sections(views: Views, headers: HeaderColumns, count: int) -> None:
+    """If all rows have as many headers, their views lie at equal distances and can be filled in place."""
+    rows = len(headers.counts)
+    of_each_row = views.reshape(rows, 1 + 4 * count, 4)
+    of_each_row[:, 0, 0] = 1
+    of_each_row[:, 0, 1] = 2 * count  # zigzag, and short enough for one byte
+    for number in range(count):
+        _fill_headers(of_each_row[:, 1 + 4 * number : 5 + 4 * number], headers, slice(number, None, count))
+
+
+def _fill_headers(parts: Views, headers: HeaderColumns, chosen: slice) -> None:
+    """Four views for each chosen header: length of the key, key, length of the value, value."""
+    for index, strings in enumerate((headers.keys, headers.values)):
+        lengths = strings.lengths[chosen].astype(np.int64)
+        _fill_varints(parts[:, 2 * index], *write_varints(zigzag(lengths)))
+        fill_views(parts[:, 2 * index + 1], index, strings.data, strings.positions[chosen], np.maximum(lengths, 0))

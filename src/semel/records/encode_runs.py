@@ -8,33 +8,12 @@ import numpy as np
 
 from semel.records.encode_plan import Plan, Strings, Widths, Window
 from semel.records.layout import HEADER_BYTES
-from semel.records.reference import varint_bytes
-from semel.records.varints import Bytes, Words, move_bytes, offset_delta_words, opaque
+from semel.records.shape import OFFSET_WIDTH_ENDS, Shape, shape_of
+from semel.records.varints import Bytes, Words, opaque
 
 SLACK_BYTES = 16  # words written to the end of the last record may reach this far over it
 _RUN_ROWS_MIN = 48  # shorter runs on average are better written row by row in vectors
 _STRIDE_MIN = 8  # words of eight bytes are written, and must not reach over the head of the record after
-
-
-class Shape:
-    """Where the fields of a record lie, counted from the byte before it, which is the header count of the one before."""
-
-    def __init__(self, timestamp_width: int, offset_width: int, key_length: int, value_length: int) -> None:
-        self.offset_width = offset_width
-        self.key_size, self.value_size = max(key_length, 0), max(value_length, 0)
-        key_length_bytes, self.value_length_bytes = varint_bytes(key_length), varint_bytes(value_length)
-        deltas = timestamp_width + offset_width
-        strings = len(key_length_bytes) + self.key_size + len(self.value_length_bytes) + self.value_size
-        body_bytes = varint_bytes(1 + deltas + strings + 1)
-        self.stride = len(body_bytes) + 1 + deltas + strings + 1
-        before = b"\x00" + body_bytes + b"\x00"
-        self.timestamp_position = len(before)
-        self.offset_position = len(before) + timestamp_width
-        self.key_position = len(before) + deltas + len(key_length_bytes)
-        self.value_length_position = self.key_position + self.key_size
-        self.value_position = self.value_length_position + len(self.value_length_bytes)
-        # The head up to the key, with gaps for the deltas.
-        self.head = int.from_bytes(before + bytes(deltas) + key_length_bytes, "little")
 
 
 class Run(NamedTuple):
@@ -49,20 +28,24 @@ def plan_uniform(window: Window, timestamp_widths: Widths, bytes_max: int) -> li
     """The runs that fit into `bytes_max` if all records have one shape but for their offset deltas; none otherwise."""
     key_length = -1 if window.keys is None else window.keys.common_length
     value_length = window.values.common_length
-    if window.headers is not None or key_length is None or value_length is None or not isinstance(timestamp_widths, int):
+    if (
+        window.headers is not None
+        or key_length is None
+        or value_length is None
+        or not isinstance(timestamp_widths, int)
+    ):
         return []
     runs: list[Run] = []
     first = 0
-    for offset_width in range(1, 6):
-        shape = Shape(timestamp_widths, offset_width, key_length, value_length)
+    for offset_width, limit in enumerate(OFFSET_WIDTH_ENDS, start=1):
+        shape = shape_of(timestamp_widths, offset_width, key_length, value_length)
         if not suits(shape):
             return []
-        # Zigzag doubles a delta, so a varint of so many bytes reaches to half of what it holds.
-        end = min(1 << 7 * offset_width - 1, window.count, first + bytes_max // shape.stride)
+        end = min(limit, window.count, first + bytes_max // shape.stride)
         if end > first:
             runs.append(Run(first, end, shape))
             bytes_max -= (end - first) * shape.stride
-        if end < 1 << 7 * offset_width - 1:
+        if end < limit:
             break
         first = end
     return runs
@@ -84,7 +67,7 @@ def find_runs(plan: Plan) -> list[Run] | None:
         Run(
             first,
             end,
-            Shape(
+            shape_of(
                 _at(plan.timestamp_widths, first),
                 int(plan.offset_widths[first]),
                 -1 if plan.keys is None else int(plan.keys.lengths[first]),
@@ -117,23 +100,14 @@ def write_runs(
         # Front to back within a record, but the upper half of a head before the lower: what a word writes too much is
         # written over by what comes after it.
         if shape.key_position > 8:
-            np.ndarray((count,), "<u8", target, start + 8, (stride,))[:] = _head_words(shape, first, end, timestamps, 8)
-        np.ndarray((count,), "<u8", target, start, (stride,))[:] = _head_words(shape, first, end, timestamps, 0)
+            np.ndarray((count,), "<u8", target, start + 8, (stride,))[:] = shape.head_words(first, end, 8, timestamps)
+        np.ndarray((count,), "<u8", target, start, (stride,))[:] = shape.head_words(first, end, 0, timestamps)
         if keys is not None:
             _copy(keys, first, count, shape.key_size, target, start + shape.key_position, stride)
         _fill(target, start + shape.value_length_position, stride, count, shape.value_length_bytes)
         _copy(values, first, count, shape.value_size, target, start + shape.value_position, stride)
         position += count * stride
     target[position - 1] = 0  # the header count of the last record
-
-
-def _head_words(shape: Shape, first: int, end: int, timestamps: Words | None, skip: int) -> Words:
-    """Eight bytes of each head, after the first `skip`."""
-    constant = np.uint64(shape.head >> 8 * skip & 0xFFFF_FFFF_FFFF_FFFF)
-    words = offset_delta_words(first, end, shape.offset_position - skip) | constant
-    if timestamps is not None:
-        words |= move_bytes(timestamps, shape.timestamp_position - skip)
-    return words
 
 
 def _copy(strings: Strings, first: int, count: int, size: int, target: Bytes, position: int, stride: int) -> None:

@@ -155,8 +155,8 @@ def check_magic(magic: int) -> None:
 def iter_batches(buffer: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
     """The batches in `buffer`, one after another, as views without a copy.
 
-    An incomplete last batch ends the walk without an error, since fetch responses are cut at a byte limit. A caller that
-    gets no batch at all out of a non-empty response should ask for more bytes.
+    An incomplete last batch ends the walk without an error, since fetch responses are cut at a byte limit. A caller
+    that gets no batch at all out of a non-empty response should ask for more bytes.
 
     >>> from semel.records.reference import Record, encode_batch
     >>> batch = encode_batch([Record(0, 1000, None, b"hello", ())])

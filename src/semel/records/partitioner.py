@@ -1,5 +1,7 @@
 """Which partition a record goes to, by the Java client's rules."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyarrow comes without types, so what it returns is unknown to the checker.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -167,7 +169,7 @@ def _row_bytes(table: pa.Table) -> npt.NDArray[np.int64]:
     total = np.full(table.num_rows, _RECORD_OVERHEAD_BYTES, np.int64)
     for name in ("key", "value"):
         if name in table.column_names:
-            lengths = pc.binary_length(as_binary(name, table.column(name)))
+            lengths = pc.call_function("binary_length", [as_binary(name, table.column(name))])
             total += pc.fill_null(lengths, 0).to_numpy().astype(np.int64)
     return total
 

@@ -1,10 +1,12 @@
 """Copying many byte strings of different lengths in one call.
 
 Arrow's conversion from `binary_view` to `binary` is a gather in C++: each view names a length and where the bytes are,
-in one of several buffers, or holds them itself when there are at most twelve. So an array of views made by NumPy over any
-buffers becomes one contiguous run of bytes.
+in one of several buffers, or holds them itself when there are at most twelve. So an array of views made by NumPy over
+any buffers becomes one contiguous run of bytes.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyarrow comes without types, so what it returns is unknown to the checker.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -60,14 +62,16 @@ def gather_binary(data: Bytes, positions: Integers, lengths: Integers) -> pa.Bin
     if 0 < shortest <= 8 and shortest == int(lengths.max()):
         return _gather_short(data, positions, shortest)
     views = np.empty((count, 4), np.uint32)
-    validity = None
+    present = None
     if shortest < 0:
         present = lengths >= 0
-        validity = pa.py_buffer(np.packbits(present, bitorder="little"))
         lengths = np.where(present, lengths, 0)
     fill_views(views, 0, data, positions, lengths)
-    source = pa.Array.from_buffers(pa.binary_view(), count, [validity, pa.py_buffer(views), pa.py_buffer(data)])
-    return source.cast(pa.binary())
+    gathered = _copy_views(views, [data])
+    if present is None:
+        return gathered
+    validity = pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.Array.from_buffers(pa.binary(), count, [validity, *gathered.buffers()[1:]])
 
 
 def _gather_short(data: Bytes, positions: Integers, length: int) -> pa.BinaryArray:
@@ -80,7 +84,50 @@ def _gather_short(data: Bytes, positions: Integers, length: int) -> pa.BinaryArr
 
 def join_views(views: Views, buffers: list[Bytes]) -> memoryview:
     """The bytes of all views, one after another."""
-    sources = [pa.py_buffer(buffer) for buffer in buffers]
-    array = pa.Array.from_buffers(pa.binary_view(), len(views), [None, pa.py_buffer(views), *sources])
-    joined = array.cast(pa.binary()).buffers()[2]
+    joined = _copy_views(views, buffers).buffers()[2]
     return memoryview(b"") if joined is None else as_bytes_view(joined)
+
+
+def _takes_view_buffers() -> bool:
+    """Whether this pyarrow makes arrays of views over buffers that it is given; old ones do not."""
+    try:
+        pa.Array.from_buffers(pa.binary_view(), 0, [None, pa.py_buffer(b""), pa.py_buffer(b"")])
+    except ValueError:
+        return False
+    return True
+
+
+_TAKES_VIEW_BUFFERS = _takes_view_buffers()
+
+
+def _copy_views(views: Views, buffers: list[Bytes]) -> pa.BinaryArray:
+    """The strings that the views name, as a plain binary array."""
+    if not _TAKES_VIEW_BUFFERS:
+        return _copy_views_by_take(views, buffers)
+    sources = [pa.py_buffer(buffer) for buffer in buffers]
+    return pa.Array.from_buffers(pa.binary_view(), len(views), [None, pa.py_buffer(views), *sources]).cast(pa.binary())
+
+
+def _copy_views_by_take(views: Views, buffers: list[Bytes]) -> pa.BinaryArray:
+    """The same for old pyarrows: all buffers become one, and the strings and gaps in it one array to take from."""
+    count = len(views)
+    if count == 0:
+        return pa.array([], pa.binary())
+    lengths = views[:, 0].astype(np.int64)
+    inline = lengths <= INLINE_BYTES_MAX
+    # The views themselves come first: they hold the short strings, four bytes into each view of sixteen.
+    parts = [np.ascontiguousarray(views).reshape(-1).view(np.uint8), *buffers]
+    bases = np.cumsum([0, *(len(part) for part in parts)])
+    source = np.where(inline, 0, views[:, 2].astype(np.int64) + 1)
+    starts = bases[source] + np.where(inline, 16 * np.arange(count) + 4, views[:, 3])
+    # Within each source they rise, so sorted by source they all do, as the offsets of an array must.
+    order = np.argsort(source, kind="stable")
+    offsets = np.empty(2 * count, np.int64)
+    offsets[0::2] = starts[order]
+    offsets[1::2] = starts[order] + lengths[order]
+    strings_and_gaps = pa.Array.from_buffers(
+        pa.large_binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(np.concatenate(parts))]
+    )
+    chosen = np.empty(count, np.int64)
+    chosen[order] = 2 * np.arange(count)
+    return strings_and_gaps.take(pa.array(chosen)).cast(pa.binary())

@@ -106,7 +106,11 @@ def unzigzag(values: Words) -> Integers:
 
 def unzigzag_bytes(values: Bytes) -> Integers:
     """Signed numbers from their zigzag form in one byte each."""
-    return ((values >> 1).view(np.int8) ^ -(values & 1).view(np.int8)).astype(np.int64)
+    halves = values >> 1
+    signs = values & 1
+    if np.count_nonzero(signs):
+        return (halves.view(np.int8) ^ -signs.view(np.int8)).astype(np.int64)
+    return halves.astype(np.int64)
 
 
 def zigzag(values: Integers) -> Words:
@@ -169,6 +173,7 @@ def offset_delta_words(first: int, end: int, moved_bytes: int = 0) -> Words:
 
 
 def move_bytes(words: Words, byte_count: int) -> Words:
+    """The words moved up by some bytes, or down by minus that."""
     if not -8 < byte_count < 8:
         return np.zeros(len(words), np.uint64)
     return words << np.uint64(8 * byte_count) if byte_count >= 0 else words >> np.uint64(-8 * byte_count)

@@ -1,0 +1,78 @@
+"""What a newcomer is told on a machine that lacks something."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+BASH = shutil.which("bash") or "/bin/bash"
+
+
+@pytest.fixture
+def bare_path(tmp_path: Path) -> Path:
+    """A PATH with the shell's own tools and nothing else."""
+    for tool in ("dirname", "sed", "cat", "env"):
+        found = shutil.which(tool)
+        assert found is not None
+        (tmp_path / tool).symlink_to(found)
+    return tmp_path
+
+
+def add_program(folder: Path, name: str, says: str) -> None:
+    program = folder / name
+    program.write_text(f"#!{BASH}\n{says}\n")
+    program.chmod(0o755)
+
+
+def run(script: str, path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [BASH, str(SCRIPTS / script), *arguments],
+        env={"PATH": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_a_missing_python_is_told_in_one_line(bare_path: Path) -> None:
+    """With the command that installs it."""
+    assert "Python 3.11 or newer is missing. Install it: apt-get install python3" in one_line(
+        run("setup.sh", bare_path)
+    )
+
+
+def test_a_python_that_is_too_old_counts_as_missing(bare_path: Path) -> None:
+    """It cannot run Semel; the interpreter is asked, not its name."""
+    add_program(bare_path, "python3", "exit 1")
+    assert "Python 3.11 or newer is missing" in one_line(run("setup.sh", bare_path))
+
+
+@pytest.mark.parametrize("says", [None, """echo 'openjdk version "11.0.2" 2019-01-15' >&2"""], ids=["none", "too old"])
+def test_a_missing_java_is_told_in_one_line(bare_path: Path, says: str | None) -> None:
+    """Java 11 counts as missing too."""
+    if says is not None:
+        add_program(bare_path, "java", says)
+    assert "Java 17 or newer is missing. Install it: apt-get install openjdk-17" in one_line(
+        run("need-java.sh", bare_path, "mvn")
+    )
+
+
+def test_a_missing_maven_is_told_in_one_line_and_a_whole_machine_in_none(bare_path: Path) -> None:
+    """Only what is asked for is looked for."""
+    add_program(bare_path, "java", """echo 'openjdk version "17.0.15" 2025-04-15' >&2""")
+    assert "Maven's 'mvn' is missing. Install it: apt-get install maven" in one_line(
+        run("need-java.sh", bare_path, "mvn")
+    )
+    assert run("need-java.sh", bare_path).returncode == 0
