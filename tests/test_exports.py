@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from kio.schema.errors import ErrorCode
 
 import semel
 from semel import errors
@@ -46,7 +47,7 @@ def test_importing_semel_loads_neither_arrow_nor_numpy() -> None:
 def test_every_exception_survives_pickling_with_what_it_carries(kind: type[errors.SemelError]) -> None:
     """It crosses Spark's processes."""
     error = kind("what happened")
-    for name, value in {"code": errors.ErrorCode.producer_fenced, "is_fatal": True}.items():
+    for name, value in {"code": ErrorCode.producer_fenced, "is_fatal": True}.items():
         if hasattr(error, name):
             setattr(error, name, value)
     copy = pickle.loads(pickle.dumps(error))
