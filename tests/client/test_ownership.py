@@ -53,7 +53,7 @@ class Coordinator:
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_a_claim_never_takes_an_epoch_that_another_producer_holds(protocol: int) -> None:
     """Whatever happened since, the identity that may be claimed is one's own or nobody's."""
-    base = int(os.environ.get("SEMEL_SEED", "1"))
+    base = int(os.environ["SEMEL_SEED"])
     claims = 0
     for seed in range(base, base + SEEDS):
         chance = random.Random(seed)

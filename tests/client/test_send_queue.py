@@ -79,7 +79,7 @@ def run(seed: int, first_sequence: int) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("first_sequence", [0, SEQUENCES - 20], ids=["from zero", "across the wrap"])
 def test_each_batch_is_stored_once_and_in_order_whatever_is_lost(first_sequence: int) -> None:
     """Cuts, lost answers and refusals neither lose, repeat nor reorder a batch, also where sequences wrap."""
-    base = int(os.environ.get("SEMEL_SEED", "1"))
+    base = int(os.environ["SEMEL_SEED"])
     for seed in range(base, base + SEEDS):
         sent, log = run(seed, first_sequence)
         assert log == sent, f"seed {seed}"

@@ -21,10 +21,10 @@ HEADERS_TYPE = RECORD_SCHEMA.field("headers").type
 Decoder = Callable[[bytes], list[Record]]
 
 
-def print_seed(default: int) -> int:
-    """The seed of a random test: printed, and settable by the environment variable SEMEL_SEED."""
-    seed = int(os.environ.get("SEMEL_SEED", default))
-    print(f"seed {seed} (set SEMEL_SEED to repeat)")
+def seed_of_run(salt: int) -> str:
+    """The seed of one random test: that of the run, which SEMEL_SEED repeats, and what sets this test apart."""
+    seed = f"{os.environ['SEMEL_SEED']}-{salt}"
+    print(f"seed {seed} (repeat with SEMEL_SEED={os.environ['SEMEL_SEED']})")
     return seed
 
 

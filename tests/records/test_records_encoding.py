@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
-from record_samples import COMPRESSIONS, RandomTables, make_table, print_seed, table_records
+from record_samples import COMPRESSIONS, RandomTables, make_table, seed_of_run, table_records
 
 import semel.records
 from semel.errors import ConfigError, RecordTooLarge
@@ -137,7 +137,7 @@ def test_empty_table_gives_no_batches() -> None:
 @pytest.mark.parametrize("limit", [600, 1_000, 20_000])
 def test_batches_are_full_and_never_above_the_limit(limit: int) -> None:
     """Cutting is greedy: no batch exceeds the limit, and none would have had room for the next record."""
-    rng = random.Random(print_seed(11))
+    rng = random.Random(seed_of_run(11))
     tables = RandomTables(rng)
     for _ in range(60):
         records = tables.records(rng.randint(1, 400))
@@ -199,7 +199,7 @@ def test_time_differences_beyond_the_fast_path_are_still_cut_by_the_limit() -> N
 @pytest.mark.parametrize("transactional", [False, True])
 def test_stamping_equals_encoding_with_the_fields(compression: str, transactional: bool) -> None:
     """A batch encoded without a producer and stamped later is the batch encoded with it, byte for byte."""
-    table = make_table(RandomTables(random.Random(print_seed(5))).records(50))
+    table = make_table(RandomTables(random.Random(seed_of_run(5))).records(50))
     fields = {"producer_id": 4711, "producer_epoch": 3, "base_sequence": 99, "transactional": transactional}
     (plain,) = encode_table(table, default_timestamp_ms=0, compression=compression)
     (direct,) = encode_table(table, default_timestamp_ms=0, compression=compression, **fields)  # pyright: ignore[reportArgumentType]
@@ -322,7 +322,7 @@ def test_headers_can_be_read_without_loading_arrow() -> None:
 
 def test_old_pyarrows_take_another_way_to_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where pyarrow makes no view arrays over given buffers, the detour writes and reads the same."""
-    records = RandomTables(random.Random(print_seed(17))).records(300)
+    records = RandomTables(random.Random(seed_of_run(17))).records(300)
     ragged_table = make_table([Record(r.offset, 0, r.key, b"x" * (r.offset % 40), (("h", r.key),)) for r in records])
     encoded = encode(ragged_table)
     decoded = decode_batches(encoded)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from kafka_python_peer import murmur2 as kafka_python_murmur2
-from record_samples import print_seed
+from record_samples import seed_of_run
 
 from semel.errors import ConfigError
 from semel.records import StickyPartitioner, partitions_for_keys, split_by_partition
@@ -50,7 +50,7 @@ def test_murmur2_gives_the_values_of_kafkas_own_tests() -> None:
 
 def test_murmur2_of_random_keys_is_that_of_a_slow_model() -> None:
     """Random keys of 0 to 40 bytes, ragged and of one length, with nulls between, and a very long one."""
-    rng = random.Random(print_seed(21))
+    rng = random.Random(seed_of_run(21))
     for length in (*range(41), None):
         keys = [rng.randbytes(rng.randrange(41) if length is None else length) for _ in range(100)]
         assert murmur2(pa.array(keys)).tolist() == [slow_murmur2(key) for key in keys]
@@ -84,7 +84,7 @@ def test_no_partitions_are_refused() -> None:
 
 def test_sticky_partitioner_stays_until_a_batch_is_full_and_then_moves() -> None:
     """Rows without a key stay together until batch_bytes went there; the next stretch is on another partition."""
-    seed = print_seed(31)
+    seed = seed_of_run(31)
     partitioner = StickyPartitioner(random.Random(seed), batch_bytes=1_000)
     rows = [b"x" * random.Random(seed).randrange(5, 90)] * 3_000
     stretches: list[list[int]] = []
@@ -100,7 +100,7 @@ def test_sticky_partitioner_stays_until_a_batch_is_full_and_then_moves() -> None
 def test_sticky_partitioner_leaves_keys_to_the_hash() -> None:
     """Rows with a key go where it hashes to, also between rows without one, which stay on one partition."""
     table = pa.table({"key": [b"21", None, b"abc", None], "value": [b"v"] * 4})
-    partitions = StickyPartitioner(random.Random(print_seed(1))).assign(table, 4)
+    partitions = StickyPartitioner(random.Random(seed_of_run(1))).assign(table, 4)
     hashed = partitions_for_keys(table["key"], 4)
     assert partitions[[0, 2]].tolist() == hashed[[0, 2]].tolist()
     assert partitions[1] == partitions[3] >= 0
@@ -108,7 +108,7 @@ def test_sticky_partitioner_leaves_keys_to_the_hash() -> None:
 
 def test_sticky_partitioner_with_one_partition_or_fewer_than_before_stays_within() -> None:
     """A topic of one partition always gets it, and a smaller topic is never given a partition it does not have."""
-    partitioner = StickyPartitioner(random.Random(print_seed(2)), batch_bytes=10)
+    partitioner = StickyPartitioner(random.Random(seed_of_run(2)), batch_bytes=10)
     table = pa.table({"value": [b"0123456789"] * 50})
     assert set(partitioner.assign(table, 1).tolist()) == {0}
     assert max(partitioner.assign(table, 100).tolist()) > 3
@@ -117,7 +117,7 @@ def test_sticky_partitioner_with_one_partition_or_fewer_than_before_stays_within
 
 def test_split_keeps_the_order_of_rows_within_a_partition() -> None:
     """Each row lands in its partition once, after the rows that came before it."""
-    rng = random.Random(print_seed(41))
+    rng = random.Random(seed_of_run(41))
     for count, partition_count in ((1, 1), (50, 3), (2_000, 16), (300, 70_000)):
         numbers = list(range(count))
         partitions = np.array([rng.randrange(partition_count) for _ in numbers], np.int32)

@@ -1,0 +1,14 @@
+"""One seed for all random tests of a run: a new one each time, printed at the top, and SEMEL_SEED repeats it."""
+
+from __future__ import annotations
+
+import os
+import random
+
+
+def pytest_configure() -> None:
+    os.environ.setdefault("SEMEL_SEED", str(random.randrange(1_000_000)))
+
+
+def pytest_report_header() -> str:
+    return f"random tests: SEMEL_SEED={os.environ['SEMEL_SEED']}"
