@@ -6,7 +6,7 @@ a coordinator; the last two find the broker, and find it anew when it has moved.
 
 from __future__ import annotations
 
-import select
+import selectors
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -200,7 +200,7 @@ class Cluster:
             if not readable:
                 until = min(connection.next_deadline for connection in busy)
                 until = until if deadline is None else min(until, deadline)
-                readable, _, _ = select.select(busy, [], [], max(0.0, until - self.clock()))
+                readable = _wait_readable(busy, max(0.0, until - self.clock()))
             for connection in readable:
                 connection.receive()
             if not readable:
@@ -425,6 +425,17 @@ class Cluster:
             self.controller = -1
 
         return self.call_until_settled(find, forget, api, read_answer, what=what, **fields)
+
+
+# `select` alone cannot watch file descriptors above 1023, which a busy process soon has.
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
+
+def _wait_readable(connections: Iterable[Connection], timeout_s: float) -> list[Connection]:
+    with _Selector() as selector:
+        for connection in connections:
+            selector.register(connection, selectors.EVENT_READ, connection)
+        return [key.data for key, _ in selector.select(timeout_s)]
 
 
 def _is_missing(code: ErrorCode, patience: Patience) -> bool:

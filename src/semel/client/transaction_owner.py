@@ -179,8 +179,12 @@ class TransactionOwner:
 
     def _was_ended_by_coordinator(self) -> bool:
         """Whether the epoch is one that the coordinator took for its own abort, and no new owner has come."""
-        owner = self._calls.owner() if self._surely_open else None
-        return owner is not None and owner.identity == self._mine.following and not owner.is_open
+        if not self._surely_open:
+            return False
+        owner = self._calls.owner()
+        if owner is None:
+            return self._calls.try_end_as(self._mine.following)
+        return owner.identity == self._mine.following and not owner.is_open
 
     def _next_transaction(self, following: ProducerIdentity) -> None:
         # Protocol 1 keeps the epoch at EndTxn, and a delayed EndTxn could then end the *next* transaction.
@@ -290,11 +294,22 @@ class TransactionOwner:
     def _claim(self, owner: Owner | None, *, next_epoch_is_free: bool) -> None:
         """Get the next epoch, or be dead if it is another producer's."""
         mine = self._mine
-        claimed = mine if owner is None else decide_claim(mine, owner, next_epoch_is_free=next_epoch_is_free)
         try:
+            if owner is None:
+                claimed = self._claim_unseen(next_epoch_is_free=next_epoch_is_free)
+            else:
+                claimed = decide_claim(mine, owner, next_epoch_is_free=next_epoch_is_free)
             if claimed is None:
                 raise failure(ErrorCode.producer_fenced, Api.INIT_PRODUCER_ID, self._calls.transactional_id)
             self._sender.start_over(self._calls.init_producer_id(claimed))
         except Fenced as error:
             self._die(error)
         self._needs_new_epoch = False
+
+    def _claim_unseen(self, *, next_epoch_is_free: bool) -> ProducerIdentity | None:
+        """`decide_claim` where the owner cannot be asked for (before Kafka 3.0): try whose epoch it is.
+
+        InitProducerId must not be the first to be asked: it would abort a newer owner's open transaction.
+        """
+        candidates = (self._mine, self._mine.following) if next_epoch_is_free else (self._mine,)
+        return next((identity for identity in candidates if self._calls.try_end_as(identity)), None)

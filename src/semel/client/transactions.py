@@ -14,7 +14,7 @@ from semel.client.cluster import Answered, Cluster, CoordinatorKind
 from semel.client.ownership import NOBODY, Owner, ProducerIdentity
 from semel.client.partitions import TopicPartition
 from semel.client.retry import Patience
-from semel.errors import UnsupportedByBroker
+from semel.errors import Fenced, KafkaError, UnsupportedByBroker
 from semel.wire import PROTOCOL_2_VERSIONS, Action, Api, ErrorCode, verdict
 
 
@@ -74,6 +74,21 @@ class TransactionCalls:
             return None
         found = response.transaction_states[0]
         return Owner(ProducerIdentity(found.producer_id, found.producer_epoch), found.transaction_state)
+
+    def try_end_as(self, identity: ProducerIdentity) -> bool:
+        """Abort what is open under this identity; False if the coordinator's epoch is another one.
+
+        EndTxn looks at the epoch before all else, so this is also how to learn whether an epoch is the current one
+        where `owner` cannot tell.
+        """
+        try:
+            self.end(identity, commit=False)
+        except KafkaError as error:
+            # INVALID_TXN_STATE comes after the epoch was found right: nothing is open, or its commit is decided.
+            if error.code != ErrorCode.invalid_txn_state and not isinstance(error, Fenced):
+                raise
+            return error.code == ErrorCode.invalid_txn_state
+        return True
 
     def add_partitions(self, identity: ProducerIdentity, partitions: Collection[TopicPartition]) -> None:
         """Protocol 1: tell the coordinator before the first write to each partition."""
