@@ -39,7 +39,7 @@ types: setup ## pyright, strict on wire and records
 	@$(BIN)/pyright
 
 .PHONY: conformance
-conformance: setup ## the same behaviour on Apache Kafka 4.x and 3.9 (Java 17+, Maven)
+conformance: setup ## the same behaviour on Apache Kafka 4.x, 3.9 and 2.5 (Java 17+, Maven)
 	@scripts/need-java.sh mvn
 	@$(BIN)/pytest -m conformance
 

@@ -15,6 +15,7 @@ from targets import NewTopic
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.client.fetcher import Fetcher, find_marker
+from semel.client.producer import Producer
 from semel.client.settings import parse_config
 from semel.errors import OffsetOutOfRange, RequestTimedOut, UnknownTopic
 from semel.testing.apache_kafka import ApacheKafka
@@ -357,23 +358,27 @@ def test_records_written_while_waiting_arrive_at_once(kafka: ApacheKafka, new_to
 def test_the_end_of_a_transaction_is_found_when_it_comes(kafka: ApacheKafka, new_topic: NewTopic) -> None:
     """find_marker waits for a commit under way, and tells commits from aborts."""
     topic = new_topic()
-    writer = begin(kafka)
-    add(writer, topic, b"first")
-    with Cluster(parse_config({"bootstrap.servers": kafka.bootstrap}).client) as cluster:
-        with Admin(cluster) as admin:
-            [state] = admin.describe_producers(topic, 0)
-        assert find_marker(cluster, topic, 0, state.producer_id, 0, timeout_ms=300) is None
-        committing = threading.Timer(0.3, writer.commit_transaction, (30,))
+    with (
+        Producer(bootstrap_servers=kafka.bootstrap, transactional_id=topic) as writer,
+        Cluster(parse_config({"bootstrap.servers": kafka.bootstrap}).client) as cluster,
+    ):
+        writer.begin()
+        writer.send(topic, b"first", partition=0)
+        writer.flush()
+        producer_id = writer.identity.producer_id
+        assert find_marker(cluster, topic, 0, producer_id, 0, timeout_ms=300) is None
+        committing = threading.Timer(0.3, writer.commit)
         committing.start()
-        committed = find_marker(cluster, topic, 0, state.producer_id, 0, timeout_ms=20_000)
+        committed = find_marker(cluster, topic, 0, producer_id, 0, timeout_ms=20_000)
         committing.join()
         assert committed is not None
         assert (committed.kind, committed.offset) == ("commit", 1)
 
-        writer.begin_transaction()
-        add(writer, topic, b"second")
-        writer.abort_transaction(30)
-        aborted = find_marker(cluster, topic, 0, state.producer_id, 2, timeout_ms=20_000)
+        writer.begin()
+        writer.send(topic, b"second", partition=0)
+        writer.flush()
+        writer.abort()
+        aborted = find_marker(cluster, topic, 0, producer_id, 2, timeout_ms=20_000)
         assert aborted is not None
         assert (aborted.kind, aborted.offset) == ("abort", 3)
 

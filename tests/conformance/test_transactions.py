@@ -14,11 +14,11 @@ from targets import NewTopic, Target
 
 from semel.client.cluster import Cluster, CoordinatorKind
 from semel.client.partitions import TopicPartition
-from semel.client.producer import Producer
+from semel.client.producer import Outcome, Producer
 from semel.client.settings import parse_config
 from semel.client.transaction_state import State
 from semel.client.transactions import GroupMember, TransactionCalls
-from semel.errors import Fenced, KafkaError, SemelError, TransactionAborted
+from semel.errors import CommitUnknown, Fenced, KafkaError, RequestTimedOut, SemelError, TransactionAborted
 from semel.testing.apache_kafka import ApacheKafka
 from semel.wire import Api, ErrorCode
 
@@ -200,6 +200,67 @@ def test_a_producer_that_slept_between_transactions_does_not_steal_the_id_back(
                 successor.commit()
         expected = [b"0", b"1", b"2"] if successor_is_writing else [b"0", b"2"]
         assert values_of(kafka.bootstrap, topic) == expected
+
+
+def test_resolving_an_unknown_commit_does_not_disturb_a_successor(
+    kafka: ApacheKafka, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B4, D3: whoever finds out late what its commit became leaves the newer producer's open transaction alone."""
+    topic = new_topic()
+    with make_producer(kafka, topic) as older:
+        older.begin()
+        older.send(topic, b"older")
+        older.flush()
+        with monkeypatch.context() as patched:
+            patched.setattr(TransactionCalls, "end", lose_answer)
+            with pytest.raises(CommitUnknown):
+                older.commit()
+        with make_producer(kafka, topic) as successor:
+            successor.begin()
+            successor.send(topic, b"successor")
+            successor.flush()
+            assert older.resolve() is Outcome.ABORTED
+            with pytest.raises(Fenced):
+                older.begin()
+            successor.commit()
+    assert values_of(kafka.bootstrap, topic) == [b"successor"]
+
+
+def lose_answer(*_: Any, **__: Any) -> None:
+    raise RequestTimedOut("The answer was lost.")
+
+
+@pytest.mark.parametrize("fate", ["carried out", "never arrived", "carried out and moved on from"])
+def test_an_unknown_commit_of_offsets_alone_is_told_by_the_group(
+    kafka: ApacheKafka, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch, fate: str
+) -> None:
+    """D5: without records there is no marker to read; where the group's offsets prove nothing, nothing is claimed."""
+    topic, group = new_topic(), f"group-{time.time_ns()}"
+    end = TransactionCalls.end
+
+    def end_and_lose_answer(calls: TransactionCalls, *arguments: Any, **named: Any) -> None:
+        end(calls, *arguments, **named)
+        lose_answer()
+
+    with make_producer(kafka, topic) as producer, make_producer(kafka, f"{topic}-other") as other:
+        producer.begin()
+        producer.send_offsets({TopicPartition(topic, 0): 5}, group)
+        with monkeypatch.context() as patched:
+            patched.setattr(TransactionCalls, "end", lose_answer if fate == "never arrived" else end_and_lose_answer)
+            with pytest.raises(CommitUnknown):
+                producer.commit()
+        if fate == "carried out and moved on from":
+            with other.transaction():
+                other.send_offsets({TopicPartition(topic, 0): 9}, group)
+            with pytest.raises(CommitUnknown, match="moved the group's offsets on"):
+                producer.resolve()
+            assert producer.state is State.UNKNOWN
+        else:
+            assert producer.resolve() is (Outcome.COMMITTED if fate == "carried out" else Outcome.ABORTED)
+            with producer.transaction():
+                producer.send(topic, b"goes on")
+    offsets = committed_offsets(kafka.bootstrap, group, {topic: 1})
+    assert list(offsets.values()) == {"carried out": [5], "never arrived": []}.get(fate, [9])
 
 
 def try_transaction(producer: Producer, topic: str) -> None:

@@ -16,6 +16,19 @@ def is_gone(pid: int) -> bool:
     return state in "ZX"
 
 
+def processes_in(folder: Path) -> set[int]:
+    """The processes that run in this folder or below it."""
+    found: set[int] = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            where = (entry / "cwd").readlink()
+        except OSError:  # it has ended, or is not ours
+            continue
+        if where == folder or folder in where.parents:
+            found.add(int(entry.name))
+    return found
+
+
 def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -17,11 +17,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from kio.schema.api_versions.v3.request import ApiVersionsRequest
 from kio.schema.api_versions.v3.response import ApiVersionsResponse
-from process_state import is_gone, wait_until
+from process_state import is_gone, processes_in, wait_until
 
 from semel.errors import BrokerUnreachable, ConfigError, InvalidState
 from semel.testing import apache_kafka
-from semel.testing.apache_kafka import LATEST, OLD, ApacheKafka, Protocol, Security, Tls
+from semel.testing.apache_kafka import LATEST, OLD, OLDEST, ApacheKafka, Protocol, Security, Tls
 from semel.testing.certificates import CertificateFiles, make_certificates
 from semel.testing.exchange import create_topic, exchange, live_brokers, parse_bootstrap
 
@@ -30,10 +30,10 @@ pytestmark = pytest.mark.conformance
 STARTS_AND_WAITS = """
 import sys, time
 from semel.testing.apache_kafka import ApacheKafka
-kafka = ApacheKafka()
+kafka = ApacheKafka(sys.argv[1])
 kafka.start()
-print(kafka.node(0).pid, kafka.folder, flush=True)
-if sys.argv[1] == "wait":
+print(kafka.folder, flush=True)
+if sys.argv[2] == "wait":
     time.sleep(600)
 """
 
@@ -68,7 +68,8 @@ def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("version", "asked", "expected"), [(LATEST, None, 2), (LATEST, 1, 1), (LATEST, 0, 0), (OLD, None, 0), (OLD, 0, 0)]
+    ("version", "asked", "expected"),
+    [(LATEST, None, 2), (LATEST, 1, 1), (LATEST, 0, 0), (OLD, None, 0), (OLD, 0, 0), (OLDEST, None, 0)],
 )
 def test_each_version_starts_with_the_transaction_version_asked_for(
     version: str, asked: int | None, expected: int
@@ -86,21 +87,34 @@ def test_old_version_refuses_a_transaction_version_it_does_not_know() -> None:
         ApacheKafka(OLD, transaction_version=2)
 
 
-def test_nothing_is_left_after_close() -> None:
-    """Process and data are gone after the block, and the object says that it is not started."""
-    with ApacheKafka() as kafka:
-        pid, folder = kafka.node(0).pid, kafka.folder
-        assert not is_gone(pid)
+def test_version_with_zookeeper_refuses_secure_listeners() -> None:
+    """What is not prepared for such a version is told before anything is started."""
+    with pytest.raises(ConfigError, match=r"2\.5\.1 is started here without security only"):
+        ApacheKafka(OLDEST, security=Security(plain={"ann": "ann-secret"}))
+
+
+each_quorum = pytest.mark.parametrize("version", [LATEST, OLDEST], ids=["kraft", "zookeeper"])
+
+
+@each_quorum
+def test_nothing_is_left_after_close(version: str) -> None:
+    """Processes and data are gone after the block, and the object says that it is not started."""
+    with ApacheKafka(version) as kafka:
+        folder = kafka.folder
+        pids = processes_in(folder)
+        assert kafka.node(0).pid in pids
+        assert len(pids) == (2 if version == OLDEST else 1)
         assert (folder / "node-0" / "data").is_dir()
-    assert is_gone(pid)
+    assert all(is_gone(pid) for pid in pids)
     assert not folder.exists()
     with pytest.raises(InvalidState):
         _ = kafka.bootstrap
 
 
-def test_killed_node_comes_back_with_its_data() -> None:
+@each_quorum
+def test_killed_node_comes_back_with_its_data(version: str) -> None:
     """After SIGKILL a node starts again on the same port and data; after an orderly stop too."""
-    with ApacheKafka() as kafka:
+    with ApacheKafka(version) as kafka:
         create_topic(kafka.bootstrap, "topic")
         node, bootstrap = kafka.node(0), kafka.bootstrap
         values = [b"%d" % number for number in range(300)]
@@ -120,9 +134,10 @@ def test_killed_node_comes_back_with_its_data() -> None:
         assert consume(bootstrap, "topic", len(values)) == values
 
 
-def test_cluster_outlives_one_of_its_nodes() -> None:
+@each_quorum
+def test_cluster_outlives_one_of_its_nodes(version: str) -> None:
     """Three nodes know each other; with one of them killed the others go on, and it joins again."""
-    with ApacheKafka(nodes=3) as kafka:
+    with ApacheKafka(version, nodes=3) as kafka:
         addresses = parse_bootstrap(kafka.bootstrap)
         assert [live_brokers(address) for address in addresses] == [{0, 1, 2}] * 3
         create_topic(kafka.bootstrap, "topic", replication=3, config={"min.insync.replicas": "2"})
@@ -154,17 +169,22 @@ def test_refused_setting_is_reported_with_the_log() -> None:
         _ = kafka.folder
 
 
-def test_port_lost_to_another_process_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("version", "unlucky"), [(LATEST, 0), (OLDEST, 1)], ids=["node", "zookeeper"])
+def test_port_lost_to_another_process_is_no_failure(
+    version: str, unlucky: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At the first start other ports are taken; a node that comes back waits for its own port."""
     real, calls = apache_kafka._free_ports, []
 
     def unlucky_once(count: int) -> list[int]:
         calls.append(count)
         ports = real(count)
-        return [taken.getsockname()[1], *ports[1:]] if len(calls) == 1 else ports
+        if len(calls) == 1:
+            ports[unlucky] = taken.getsockname()[1]
+        return ports
 
     monkeypatch.setattr(apache_kafka, "_free_ports", unlucky_once)
-    with socket.create_server(("127.0.0.1", 0)) as taken, ApacheKafka() as kafka:
+    with socket.create_server(("127.0.0.1", 0)) as taken, ApacheKafka(version) as kafka:
         assert len(calls) == 2
         node, address = kafka.node(0), parse_bootstrap(kafka.bootstrap)[0]
         node.kill()
@@ -177,19 +197,20 @@ def test_port_lost_to_another_process_is_no_failure(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("end", ["killed", "exits"])
-def test_broker_ends_with_its_parent(end: str) -> None:
+@each_quorum
+def test_broker_ends_with_its_parent(version: str, end: str) -> None:
     """A parent that is killed with SIGKILL takes the broker with it; one that forgets to close it cleans up at exit."""
-    command = [sys.executable, "-c", STARTS_AND_WAITS, "wait" if end == "killed" else "exit"]
+    command = [sys.executable, "-c", STARTS_AND_WAITS, version, "wait" if end == "killed" else "exit"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        pid, folder = parent.stdout.readline().split()
+        folder = Path(parent.stdout.readline().strip())
         if end == "killed":
-            assert not is_gone(int(pid))
+            assert processes_in(folder)
             os.kill(parent.pid, signal.SIGKILL)
         parent.wait(60)
-    wait_until(lambda: is_gone(int(pid)), timeout_s=10)
+    wait_until(lambda: not processes_in(folder), timeout_s=10)
     if end == "exits":
-        assert not Path(folder).exists()
+        assert not folder.exists()
     else:
         shutil.rmtree(folder)
 

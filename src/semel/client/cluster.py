@@ -122,6 +122,12 @@ class Cluster:
         self._connections[node] = connection
         return connection
 
+    def disconnect(self, node: int) -> None:
+        """Close the connection to this broker, if there is one; what is under way on it is left unknown."""
+        connection = self._connections.pop(node, None)
+        if connection is not None:
+            connection.close()
+
     def _take_bootstrap_connection(self, address: tuple[str, int]) -> Connection | None:
         """The connection that was made before the broker's id was known: a second login would be for nothing."""
         for bootstrap, known_address in self._bootstrap.items():

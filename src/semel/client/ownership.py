@@ -1,9 +1,9 @@
 """Whose is the epoch? What a producer may claim after the coordinator has raised it.
 
 InitProducerId with an identity is meant to be refused when a newer owner is there. But while that owner has a
-transaction *open*, Kafka (seen on 3.9 and 4.3) does not look at the epoch: it aborts the open transaction, whoever
-asked. So a producer looks first (DescribeTransactions), and asks only in the name of an epoch that nobody else can
-hold.
+transaction *open*, Kafka (seen on 2.5, 3.9 and 4.3) does not look at the epoch: it aborts the open transaction, whoever
+asked. So a producer looks first (DescribeTransactions, or before Kafka 3.0 by an EndTxn, which does look at the epoch),
+and asks only in the name of an epoch that nobody else can hold.
 
 The coordinator hands epochs out like this, for a producer that has epoch e:
 

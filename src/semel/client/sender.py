@@ -117,7 +117,7 @@ class Sender:
             self._cluster.wait_any([f.pending for f in self._flights], timeout_ms=max(0, patience.remaining_ms))
             self._flights = [flight for flight in self._flights if not flight.pending.done]
         for flight in self._flights:
-            self._cluster.connection(flight.node).close()
+            self._cluster.disconnect(flight.node)
         self._flights.clear()
 
     # -- sending ---------------------------------------------------------------------------------------------------

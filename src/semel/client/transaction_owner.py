@@ -252,10 +252,17 @@ class TransactionOwner:
                 "The partitions written in this transaction hold no marker of it (yet): its outcome cannot be told."
             )
         admin = Admin(self._cluster)
+        has_moved_on = False
         for group, offsets in self._offsets_sent.items():
             committed = admin.committed_offsets(group, list(offsets), require_stable=True)
-            if any(tp not in committed or committed[tp].offset != offset for tp, offset in offsets.items()):
+            if any(tp not in committed or committed[tp].offset < offset for tp, offset in offsets.items()):
                 return Outcome.ABORTED
+            has_moved_on = has_moved_on or any(committed[tp].offset > offset for tp, offset in offsets.items())
+        if has_moved_on:
+            raise CommitUnknown(
+                "Another member has moved the group's offsets on since, so whether this commit was carried out cannot "
+                "be told. Make a new producer and read from the committed offsets: nothing is lost or repeated then."
+            )
         return Outcome.COMMITTED
 
     # -- epochs ----------------------------------------------------------------------------------------------------

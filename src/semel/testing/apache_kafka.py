@@ -5,7 +5,8 @@
 ...     producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap})
 
 Each node is broker and controller in one process (KRaft, combined mode), on free ports of the loopback interface, with
-its data in a temporary folder. All is gone after the `with` block, and the processes also die with the test process.
+its data in a temporary folder. Releases before 3.3 have a ZooKeeper beside them instead. All is gone after the `with`
+block, and the processes also die with the test process.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 
 from semel.errors import ConfigError, InvalidState
-from semel.testing.kafka_node import FULL_SPEED, HOST, QUICK_START, Node, PortTaken
+from semel.testing.kafka_node import FULL_SPEED, HOST, QUICK_START, Node, PortTaken, ZooKeeper
 from semel.testing.maven import jars
 from semel.testing.security import KeyPair, Protocol, Security, Tls
 
@@ -32,6 +33,7 @@ __all__ = [
     "FULL_SPEED",
     "LATEST",
     "OLD",
+    "OLDEST",
     "QUICK_START",
     "ApacheKafka",
     "KeyPair",
@@ -46,7 +48,10 @@ LATEST = "4.3.0"
 """The newest release line: transaction protocol 2 unless formatted otherwise."""
 OLD = "3.9.2"
 """The last release line before 4.0: transaction protocol 1."""
+OLDEST = "2.5.1"
+"""The oldest release line that Semel promises to work with (KIP-360, KIP-447); runs with ZooKeeper."""
 
+KRAFT_SINCE = (3, 3)
 READY_TIMEOUT_S = 90.0
 PORT_ATTEMPTS = 5
 NO_SECURITY = Security()
@@ -81,11 +86,14 @@ class ApacheKafka:
     ) -> None:
         if nodes < 1:
             raise ConfigError(f"A cluster of {nodes} nodes cannot be started: ask for one or three.")
-        if transaction_version and int(version.partition(".")[0]) < 4:
+        if transaction_version and _release(version) < (4, 0):
             raise ConfigError(
                 f"Apache Kafka {version} knows no transaction.version {transaction_version}: "
                 "leave transaction_version out, or use 4.0 or newer."
             )
+        if security != NO_SECURITY and _release(version) < KRAFT_SINCE:
+            # Before 2.7 certificates cannot be given as PEM, and SCRAM users are made in ZooKeeper by another tool.
+            raise ConfigError(f"Apache Kafka {version} is started here without security only: use 3.3 or newer.")
         self.version = version
         self.security = security
         self.node_count = nodes
@@ -97,6 +105,7 @@ class ApacheKafka:
         self._keep = keep
         self._folder: Path | None = None
         self._nodes: list[Node] = []
+        self._quorum: _Kraft | _ZooKeeperQuorum | None = None
         self._owner_pid = 0
 
     def __repr__(self) -> str:
@@ -169,55 +178,61 @@ class ApacheKafka:
         for node in self._nodes:
             node.kill()
         self._nodes = []
+        if self._quorum:
+            self._quorum.end()
+        self._quorum = None
         if self._folder and not self._keep:
             shutil.rmtree(self._folder)
         self._folder = None
 
     def _start_once(self, libraries: Path) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="semel-kafka-"))
-        listeners = [*self.security.protocols, "CONTROLLER"]
-        ports = iter(_free_ports(self.node_count * len(listeners)))
-        by_node = [{listener: next(ports) for listener in listeners} for _ in range(self.node_count)]
-        voters = ",".join(f"{node_id}@{HOST}:{of['CONTROLLER']}" for node_id, of in enumerate(by_node))
+        protocols = self.security.protocols
+        ports = iter(_free_ports(self.node_count * (len(protocols) + 1)))
+        by_node: list[dict[Protocol, int]] = [
+            {protocol: next(ports) for protocol in protocols} for _ in range(self.node_count)
+        ]
+        quorum = self._quorum = self._make_quorum(libraries, list(ports))
         self._nodes = [
             Node(
                 node_id,
                 folder=self._folder / f"node-{node_id}",
                 jars=libraries,
-                ports={protocol: node_ports[protocol] for protocol in self.security.protocols},
-                properties=self._properties(node_id, node_ports, voters),
+                ports=node_ports,
+                properties=self._properties(node_id, node_ports, quorum),
                 jvm=self._jvm,
                 log_level=self._log_level,
                 ready_timeout_s=self._ready_timeout_s,
             )
             for node_id, node_ports in enumerate(by_node)
         ]
-        self._format()
         deadline = time.monotonic() + self._ready_timeout_s
+        quorum.prepare(self._nodes, deadline)
         for node in self._nodes:
             node.launch()
         for node in self._nodes:
             node.wait_ready(set(range(self.node_count)), deadline)
 
-    def _format(self) -> None:
-        arguments = [f"--cluster-id={_cluster_id()}", *self.security.format_arguments()]
-        if self._transaction_version is not None and int(self.version.partition(".")[0]) >= 4:
+    def _make_quorum(self, libraries: Path, ports: list[int]) -> _Kraft | _ZooKeeperQuorum:
+        if _release(self.version) < KRAFT_SINCE:
+            folder = self.folder / "zookeeper"
+            return _ZooKeeperQuorum(
+                ZooKeeper(folder=folder, port=ports[0], jars=libraries, jvm=self._jvm, log_level=self._log_level)
+            )
+        arguments = self.security.format_arguments()
+        if self._transaction_version is not None and _release(self.version) >= (4, 0):
             arguments += ["--feature", f"transaction.version={self._transaction_version}"]
-        for node in self._nodes:
-            node.begin_format(arguments)
-        for node in self._nodes:
-            node.finish_format()
+        return _Kraft(ports, arguments)
 
-    def _properties(self, node_id: int, ports: Mapping[str, int], voters: str) -> dict[str, str]:
-        listeners = ",".join(f"{name}://{HOST}:{port}" for name, port in ports.items())
-        protocols = {name: name for name in self.security.protocols} | {"CONTROLLER": "PLAINTEXT"}
+    def _properties(
+        self, node_id: int, ports: Mapping[Protocol, int], quorum: _Kraft | _ZooKeeperQuorum
+    ) -> dict[str, str]:
+        listeners = {**ports, **quorum.listeners(node_id)}
+        protocols = {name: name if name in ports else "PLAINTEXT" for name in listeners}
         return {
-            "process.roles": "broker,controller",
-            "node.id": str(node_id),
-            "controller.quorum.voters": voters,
-            "controller.listener.names": "CONTROLLER",
+            **quorum.properties(node_id),
             "inter.broker.listener.name": "PLAINTEXT",
-            "listeners": listeners,
+            "listeners": ",".join(f"{name}://{HOST}:{port}" for name, port in listeners.items()),
             "listener.security.protocol.map": ",".join(f"{name}:{value}" for name, value in protocols.items()),
             "log.dirs": str(self.folder / f"node-{node_id}" / "data"),
             **quick_settings(self.node_count),
@@ -226,9 +241,62 @@ class ApacheKafka:
         }
 
 
+class _Kraft:
+    """The nodes are controllers too and agree among themselves, on storage that is formatted beforehand."""
+
+    def __init__(self, controller_ports: Sequence[int], format_arguments: Sequence[str]) -> None:
+        self._ports = controller_ports
+        self._format_arguments = format_arguments
+
+    def listeners(self, node_id: int) -> dict[str, int]:
+        return {"CONTROLLER": self._ports[node_id]}
+
+    def properties(self, node_id: int) -> dict[str, str]:
+        return {
+            "process.roles": "broker,controller",
+            "node.id": str(node_id),
+            "controller.quorum.voters": ",".join(f"{voter}@{HOST}:{port}" for voter, port in enumerate(self._ports)),
+            "controller.listener.names": "CONTROLLER",
+        }
+
+    def prepare(self, nodes: Sequence[Node], deadline: float) -> None:
+        arguments = [f"--cluster-id={_cluster_id()}", *self._format_arguments]
+        for node in nodes:
+            node.begin_format(arguments)
+        for node in nodes:
+            node.finish_format()
+
+    def end(self) -> None:
+        """It ends with the nodes."""
+
+
+class _ZooKeeperQuorum:
+    """One ZooKeeper keeps what the cluster has agreed on and elects the controller: releases before 3.3."""
+
+    def __init__(self, zookeeper: ZooKeeper) -> None:
+        self._zookeeper = zookeeper
+
+    def listeners(self, node_id: int) -> dict[str, int]:
+        return {}
+
+    def properties(self, node_id: int) -> dict[str, str]:
+        return {
+            "broker.id": str(node_id),
+            "zookeeper.connect": f"{HOST}:{self._zookeeper.port}",
+            "zookeeper.connection.timeout.ms": "30000",
+        }
+
+    def prepare(self, nodes: Sequence[Node], deadline: float) -> None:
+        self._zookeeper.start(deadline)
+
+    def end(self) -> None:
+        self._zookeeper.kill()
+
+
 def quick_settings(nodes: int) -> dict[str, str]:
     """Broker settings that make tests quick: few internal partitions, no waiting for company, time-outs seen soon."""
     replicas, in_sync = str(min(nodes, 3)), "1" if nodes < 3 else "2"
+    session_ms = "3000" if nodes == 1 else "6000"
     return {
         "auto.create.topics.enable": "false",
         "num.partitions": "1",
@@ -249,13 +317,19 @@ def quick_settings(nodes: int) -> dict[str, str]:
         "group.consumer.session.timeout.ms": "6000",
         "broker.heartbeat.interval.ms": "500",
         # A killed broker may register again only when its old session has expired, so this is what a restart waits for.
-        "broker.session.timeout.ms": "3000" if nodes == 1 else "6000",
+        "broker.session.timeout.ms": session_ms,
+        "zookeeper.session.timeout.ms": session_ms,
         "log.retention.check.interval.ms": "3600000",
         "log.cleaner.dedupe.buffer.size": "8388608",
         "num.network.threads": "2",
         "num.io.threads": "4",
         "background.threads": "4",
     }
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
 
 
 def _cluster_id() -> str:

@@ -121,7 +121,8 @@ def create_topic(
         assignments=(),
         configs=tuple(CreatableTopicConfig(name=key, value=value) for key, value in (config or {}).items()),
     )
-    answer = exchange(addresses[0], CreateTopicsRequest(topics=(topic,)), CreateTopicsResponse, timeout_s=timeout_s)
+    controller = _controller(addresses[0], timeout_s)
+    answer = exchange(controller, CreateTopicsRequest(topics=(topic,)), CreateTopicsResponse, timeout_s=timeout_s)
     (result,) = answer.topics
     if result.error_code is not ErrorCode.none:
         reason = result.error_message or result.error_code.name
@@ -132,6 +133,13 @@ def create_topic(
             if time.monotonic() > deadline:
                 raise RequestTimedOut(f"The topic {name} was created but has no leaders after {timeout_s} s.")
             time.sleep(POLL_S)
+
+
+def _controller(address: tuple[str, int], timeout_s: float) -> tuple[str, int]:
+    """Where topics are made: with ZooKeeper only one broker does it, with KRaft any broker passes it on."""
+    known = _metadata(address, (), timeout_s)
+    found = (broker for broker in known.brokers if broker.node_id == known.controller_id)
+    return next(((broker.host, int(broker.port)) for broker in found), address)
 
 
 def _has_leaders(address: tuple[str, int], name: str, partitions: int) -> bool:

@@ -1,9 +1,13 @@
-"""One node of an Apache Kafka under test: a folder, a Java process in it, and the ways to end and revive it."""
+"""One node of an Apache Kafka under test: a folder, a Java process in it, and the ways to end and revive it.
+
+A release that has no KRaft yet also needs a ZooKeeper, which is such a process too.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -30,8 +34,90 @@ class PortTaken(SemelError):
     """Another process took a port between its choice and the broker's use of it."""
 
 
-class Node:
-    """A broker and controller in one process. Made by `ApacheKafka`, which owns its folder."""
+class StillRegistered(SemelError):
+    """ZooKeeper has not noticed yet that the broker's last process is gone, and refuses the new one."""
+
+
+class JavaProcess:
+    """A program of Apache Kafka's jars, in a folder of its own."""
+
+    def __init__(self, name: str, *, folder: Path, jars: Path, jvm: Sequence[str], log_level: str) -> None:
+        self.name = name
+        self.folder = folder
+        self.log_path = folder / "kafka.log"
+        self._jars = jars
+        self._jvm = jvm
+        self._log_level = log_level
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+        folder.mkdir(parents=True)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The id of the Java process, for signals of your own such as SIGSTOP."""
+        if self._process is None or not self.running:
+            raise InvalidState(f"{self.name} is not running: call start() first.")
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End the process at once with SIGKILL, as a crash would."""
+        self._end(signal.SIGKILL, 30.0)
+
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
+        """The last lines of the log."""
+        if not self.log_path.exists():
+            return "(no log)"
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+
+    def _end(self, by: signal.Signals, timeout_s: float) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(by)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def _ended_early(self) -> SemelError:
+        with self.log_path.open("rb") as log:
+            log.seek(self._log_start)
+            this_run = log.read()
+        if b"BindException" in this_run or b"Address already in use" in this_run:
+            return PortTaken(f"A port of {self.name} is taken by another process.")
+        if b"KeeperException$NodeExistsException" in this_run:
+            return StillRegistered(f"ZooKeeper still knows {self.name} by its last process.")
+        code = self._process.returncode if self._process else None
+        return BrokerUnreachable(
+            f"{self.name} of Apache Kafka ended with code {code} before it was ready. "
+            f"The end of its log:\n{self.log_tail()}"
+        )
+
+    def _java(self, *arguments: str) -> subprocess.Popen[bytes]:
+        self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+        command = [
+            java_command(),
+            *self._jvm,
+            "-XX:-UsePerfData",
+            "-XX:+ExitOnOutOfMemoryError",
+            "-Djava.net.preferIPv4Stack=true",
+            f"-Dorg.slf4j.simpleLogger.defaultLogLevel={self._log_level}",
+            "-Dorg.slf4j.simpleLogger.showDateTime=true",
+            "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
+            "-cp",
+            f"{self._jars}{os.sep}*",
+            *arguments,
+        ]
+        return spawn(command, folder=self.folder, output=self.log_path)
+
+
+class Node(JavaProcess):
+    """A broker, with KRaft also a controller, in one process. Made by `ApacheKafka`, which owns its folder."""
 
     def __init__(
         self,
@@ -45,18 +131,11 @@ class Node:
         log_level: str,
         ready_timeout_s: float,
     ) -> None:
+        super().__init__(f"Node {node_id}", folder=folder, jars=jars, jvm=jvm, log_level=log_level)
         self.node_id = node_id
-        self.folder = folder
-        self.log_path = folder / "kafka.log"
         self.ports = ports
-        self._jars = jars
-        self._jvm = jvm
-        self._log_level = log_level
         self._ready_timeout_s = ready_timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log_start = 0
         self._properties_path = folder / "server.properties"
-        folder.mkdir(parents=True)
         self._properties_path.write_text(write_properties(properties))
 
     def __repr__(self) -> str:
@@ -66,17 +145,6 @@ class Node:
     def address(self) -> str:
         """`host:port` of the plaintext listener."""
         return f"{HOST}:{self.ports['PLAINTEXT']}"
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        """The id of the Java process, for signals of your own such as SIGSTOP."""
-        if self._process is None or not self.running:
-            raise InvalidState(f"Node {self.node_id} is not running: call start() first.")
-        return self._process.pid
 
     def begin_format(self, arguments: Sequence[str]) -> None:
         """Start to write the node's empty storage; `finish_format` waits for it."""
@@ -96,7 +164,6 @@ class Node:
         """Start the process without waiting for it."""
         if self.running:
             raise InvalidState(f"Node {self.node_id} is already running as process {self.pid}.")
-        self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         self._process = self._java("kafka.Kafka", str(self._properties_path))
 
     def start(self) -> None:
@@ -106,7 +173,9 @@ class Node:
             self.launch()
             try:
                 return self.wait_ready({self.node_id}, deadline)
-            except PortTaken:  # its old port may be in use for a moment, by a client's outgoing connection for example
+            except (PortTaken, StillRegistered):
+                # Its old port may be in use for a moment, by a client's outgoing connection for example, and its old
+                # registration is in ZooKeeper until that session expires.
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(POLL_S)
@@ -126,30 +195,9 @@ class Node:
                 )
             time.sleep(POLL_S)
 
-    def kill(self) -> None:
-        """End the process at once with SIGKILL, as a crash would."""
-        self._end(signal.SIGKILL, 30.0)
-
     def stop(self, timeout_s: float = 30.0) -> None:
         """End the process in order (SIGTERM: leaders move away, files are closed), or kill it after `timeout_s`."""
         self._end(signal.SIGTERM, timeout_s)
-
-    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
-        """The last lines of the log."""
-        if not self.log_path.exists():
-            return "(no log)"
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
-
-    def _end(self, by: signal.Signals, timeout_s: float) -> None:
-        if self._process is None:
-            return
-        self._process.send_signal(by)
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
 
     def _brokers_seen(self) -> set[int]:
         try:
@@ -157,33 +205,41 @@ class Node:
         except (BrokerUnreachable, ConnectionLost, RequestTimedOut):
             return set()
 
-    def _ended_early(self) -> SemelError:
-        with self.log_path.open("rb") as log:
-            log.seek(self._log_start)
-            this_run = log.read()
-        if b"BindException" in this_run or b"Address already in use" in this_run:
-            return PortTaken(f"A port of node {self.node_id} is taken by another process.")
-        code = self._process.returncode if self._process else None
-        return BrokerUnreachable(
-            f"Node {self.node_id} of Apache Kafka ended with code {code} before it was ready. "
-            f"The end of its log:\n{self.log_tail()}"
-        )
 
-    def _java(self, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [
-            java_command(),
-            *self._jvm,
-            "-XX:-UsePerfData",
-            "-XX:+ExitOnOutOfMemoryError",
-            "-Djava.net.preferIPv4Stack=true",
-            f"-Dorg.slf4j.simpleLogger.defaultLogLevel={self._log_level}",
-            "-Dorg.slf4j.simpleLogger.showDateTime=true",
-            "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
-            "-cp",
-            f"{self._jars}{os.sep}*",
-            *arguments,
-        ]
-        return spawn(command, folder=self.folder, output=self.log_path)
+class ZooKeeper(JavaProcess):
+    """A ZooKeeper of one process, from the jars that old releases of Kafka bring along."""
+
+    def __init__(self, *, folder: Path, port: int, jars: Path, jvm: Sequence[str], log_level: str) -> None:
+        super().__init__("The ZooKeeper", folder=folder, jars=jars, jvm=jvm, log_level=log_level)
+        self.port = port
+
+    def start(self, deadline: float) -> None:
+        """Start it and return when it answers."""
+        settings = {
+            "dataDir": str(self.folder / "data"),
+            "clientPortAddress": HOST,
+            "clientPort": str(self.port),
+            "tickTime": "500",  # a session may be as short as two ticks
+            "maxClientCnxns": "0",  # no limit
+            "admin.enableServer": "false",  # it would need a web server, which Kafka leaves out
+        }
+        path = self.folder / "zookeeper.properties"
+        path.write_text(write_properties(settings))
+        self._process = self._java("org.apache.zookeeper.server.ZooKeeperServerMain", str(path))
+        while not self._answers():
+            if not self.running:
+                raise self._ended_early()
+            if time.monotonic() > deadline:
+                raise BrokerUnreachable(f"ZooKeeper was not ready in time. The end of its log:\n{self.log_tail()}")
+            time.sleep(POLL_S)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection((HOST, self.port), timeout=5.0) as connection:
+                connection.sendall(b"srvr")
+                return connection.recv(64).startswith(b"Zookeeper version")
+        except OSError:
+            return False
 
 
 def write_properties(settings: Mapping[str, str]) -> str:

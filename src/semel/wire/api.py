@@ -93,6 +93,14 @@ CLIENT_VERSIONS: Final[Mapping[Api, VersionRange]] = {
 # transaction by itself and bumps the epoch at its end. Sent while the feature is off, they break the transaction.
 PROTOCOL_2_VERSIONS: Final[Mapping[Api, int]] = {Api.PRODUCE: 12, Api.END_TXN: 5, Api.TXN_OFFSET_COMMIT: 5}
 
+# Where an API came later than the oldest Kafka that Semel works with, 2.5.
+_KAFKA_WITH: Final[Mapping[Api, str]] = {
+    Api.DESCRIBE_PRODUCERS: "2.8",
+    Api.DESCRIBE_TRANSACTIONS: "3.0",
+    Api.LIST_TRANSACTIONS: "3.0",
+    Api.WRITE_TXN_MARKERS: "3.0",
+}
+
 TRANSACTION_FEATURE: Final = "transaction.version"
 
 
@@ -128,13 +136,13 @@ class BrokerCapabilities:
         if theirs is None:
             raise UnsupportedByBroker(
                 f"The broker does not know {name}: it is too old for this or has it switched off, and nothing was "
-                "sent. Upgrade it to Apache Kafka 2.5 or newer (2.8 for describing producers and transactions)."
+                f"sent. Upgrade it to Apache Kafka {_KAFKA_WITH.get(api, '2.5')} or newer."
             )
         version = min(ours.highest, theirs.highest, ours.highest if highest is None else highest)
         if version < max(ours.lowest, theirs.lowest, lowest):
             raise UnsupportedByBroker(
                 f"The broker speaks {name} versions {theirs.lowest}-{theirs.highest}, and Semel needs "
                 f"{max(ours.lowest, lowest)}-{ours.highest}; nothing was sent. "
-                "Use Apache Kafka 2.5 or newer (or a newer Semel)."
+                f"Use Apache Kafka {_KAFKA_WITH.get(api, '2.5')} or newer (or a newer Semel)."
             )
         return version
