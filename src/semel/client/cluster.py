@@ -23,12 +23,11 @@ from semel.client.retry import Patience
 from semel.errors import (
     BrokerUnreachable,
     ConnectionLost,
-    KafkaError,
     RequestTimedOut,
     SemelError,
     UnknownTopic,
 )
-from semel.wire import Action, Api, Refresh, Verdict, VersionRange, build, verdict
+from semel.wire import Action, Api, Refresh, Verdict, build, verdict
 
 # A topic that was just created takes a moment to reach every broker; one that is still unknown after this is missing.
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
@@ -175,10 +174,6 @@ class Cluster:
         assert self._transaction_protocol is not None, "it is known from the first connection on"
         return self._transaction_protocol
 
-    def version_range(self, api: Api) -> VersionRange | None:
-        """What a broker offers for `api`, or None."""
-        return self.any_connection().capabilities.versions.get(api)
-
     # -- requests --------------------------------------------------------------------------------------------------
 
     def submit(
@@ -188,11 +183,6 @@ class Cluster:
         connection = self.connection(node)
         request = build(api, connection.capabilities.version_for(api, highest=highest), **fields)
         return connection.send(request, timeout_ms=timeout_ms, answered=not _is_unanswered(api, fields))
-
-    def under_way(self, node: int) -> int:
-        """How many requests wait for an answer of this broker."""
-        connection = self._connections.get(node)
-        return connection.under_way if connection is not None else 0
 
     def wait_any(self, pendings: Iterable[Pending], *, timeout_ms: float | None = None) -> bool:
         """Wait until at least one of these is done; False if `timeout_ms` passed first."""
@@ -419,19 +409,6 @@ class Cluster:
             **fields,
         )
 
-    def call_controller(self, api: Api, read_answer: Callable[[Any], Answered], *, what: str, **fields: Any) -> Any:
-        """`call_until_settled` at the controller (on KRaft any broker passes it on)."""
-
-        def find() -> int | None:
-            if self.controller not in self._nodes:
-                self._fetch_metadata([])
-            return self.controller if self.controller in self._nodes else None
-
-        def forget() -> None:
-            self.controller = -1
-
-        return self.call_until_settled(find, forget, api, read_answer, what=what, **fields)
-
 
 # `select` alone cannot watch file descriptors above 1023, which a busy process soon has.
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
@@ -454,20 +431,3 @@ def _still_unknown(error: BrokerUnreachable) -> ConnectionLost:
 
 def _is_unanswered(api: Api, fields: Mapping[str, Any]) -> bool:
     return api is Api.PRODUCE and fields.get("acks") == 0
-
-
-def raise_unless_ok(code: ErrorCode, api: Api, what: str, message: str | None = None) -> None:
-    """Raise the `KafkaError` for an item of a response that carries its own code."""
-    if code != ErrorCode.none:
-        raise failure(code, api, what, message)
-
-
-__all__ = [
-    "TRANSPORT_ERRORS",
-    "Answered",
-    "Cluster",
-    "CoordinatorKind",
-    "KafkaError",
-    "Leader",
-    "raise_unless_ok",
-]

@@ -111,7 +111,7 @@ class ProducerConfig:
     batch_bytes: int = 1_000_000
     """Below the broker's default `message.max.bytes` of 1,048,588, with room for the batch header."""
     linger_ms: int = 0
-    """For single records; 0 sends when a batch is full or on `flush`."""
+    """Counts in time-outs only: with no thread to send later, records leave with a full batch, `flush` or `commit`."""
     in_flight_max: int = 5
     delivery_timeout_ms: int = 120_000
     request_bytes_max: int = 1_048_576

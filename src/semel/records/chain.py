@@ -28,11 +28,10 @@ _SOON_STOPS = np.uint64(0x80_8080_8080)  # the top bits of five bytes: a length 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """`count` records of `stride` bytes, the first at `start`; their lengths take `length_width` bytes."""
+    """`count` records of `stride` bytes, the first at `start`."""
 
     start: int
     stride: int
-    length_width: int
     count: int
 
 
@@ -63,7 +62,7 @@ def _find_runs(data: Bytes, count: int) -> list[_Run] | None:
         short_runs = short_runs + 1 if found < min(_RUN_WORTHWHILE, count) else 0
         if short_runs > _SHORT_RUNS_MAX:
             return None
-        runs.append(_Run(position, stride, width, found))
+        runs.append(_Run(position, stride, found))
         count -= found
         position += found * stride
     if position != len(data):
