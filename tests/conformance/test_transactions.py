@@ -12,6 +12,7 @@ import pytest
 from observer import committed_offsets, records_of, values_of, wait_until_settled
 from targets import NewTopic, Target
 
+from semel.client import transaction_owner
 from semel.client.cluster import Cluster, CoordinatorKind
 from semel.client.partitions import TopicPartition
 from semel.client.producer import Outcome, Producer
@@ -228,6 +229,51 @@ def test_resolving_an_unknown_commit_does_not_disturb_a_successor(
 
 def lose_answer(*_: Any, **__: Any) -> None:
     raise RequestTimedOut("The answer was lost.")
+
+
+def leave_in_doubt(producer: Producer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction with records and offsets whose commit is lost before it reaches the coordinator."""
+    producer.begin()
+    producer.send(topic, b"in doubt")
+    producer.send_offsets({TopicPartition(topic, 0): 5}, group)
+    with monkeypatch.context() as patched:
+        patched.setattr(TransactionCalls, "end", lose_answer)
+        with pytest.raises(CommitUnknown):
+            producer.commit()
+
+
+def test_a_commit_whose_marker_is_not_found_stays_unknown(
+    kafka: ApacheKafka, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D5: offsets are no witness for records; without a marker nothing is claimed, and it can be asked again."""
+    topic = new_topic()
+    with make_producer(kafka, topic) as producer:
+        leave_in_doubt(producer, topic, f"group-{time.time_ns()}", monkeypatch)
+        with monkeypatch.context() as patched:
+            patched.setattr(transaction_owner, "find_marker", lambda *_, **__: None)
+            with pytest.raises(CommitUnknown, match="no marker"):
+                producer.resolve()
+        assert producer.state is State.UNKNOWN
+        assert producer.resolve() is Outcome.ABORTED
+
+
+def test_a_coordinator_that_makes_no_progress_ends_in_an_error_and_not_in_a_wait_without_end(
+    kafka: ApacheKafka, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D5: the producer stays in doubt, and finds out when the coordinator can be moved again."""
+    topic = new_topic()
+
+    def be_busy(*_: Any, **__: Any) -> None:
+        raise KafkaError("Busy.", code=ErrorCode.concurrent_transactions)
+
+    with make_producer(kafka, topic, default_api_timeout_ms=2_000) as producer:
+        leave_in_doubt(producer, topic, f"group-{time.time_ns()}", monkeypatch)
+        with monkeypatch.context() as patched:
+            patched.setattr(TransactionCalls, "init_producer_id", be_busy)
+            with pytest.raises((RequestTimedOut, KafkaError)):
+                producer.resolve()
+        assert producer.state is State.UNKNOWN
+        assert producer.resolve() is Outcome.ABORTED
 
 
 @pytest.mark.parametrize("fate", ["carried out", "never arrived", "carried out and moved on from"])

@@ -247,9 +247,10 @@ class TransactionOwner:
 
     def _look_up_offsets(self) -> Outcome:
         """A transaction of offsets alone leaves its trace only in the group: there they are, or they are not."""
-        if not self._offsets_sent:
+        if self._written or not self._offsets_sent:
             raise CommitUnknown(
-                "The partitions written in this transaction hold no marker of it (yet): its outcome cannot be told."
+                "The partitions written in this transaction hold no marker of it (yet): its outcome cannot be told. "
+                "Call resolve() again, and do not write its records again before."
             )
         admin = Admin(self._cluster)
         has_moved_on = False
@@ -281,13 +282,13 @@ class TransactionOwner:
             owner = self._calls.owner()
             if owner is None or not (owner.is_undecided or (owner.is_open and owner.identity == self._mine)):
                 return owner
+            if patience.is_spent:
+                raise RequestTimedOut(
+                    f"The coordinator has not ended the transaction of {self._calls.transactional_id!r} in time; what is "
+                    "decided will be carried out, the rest is aborted after transaction.timeout.ms. Try again."
+                )
             if owner.is_open:
                 self._abort_open()
-            elif patience.is_spent:
-                raise RequestTimedOut(
-                    f"The coordinator has not finished the transaction of {self._calls.transactional_id!r} in time; "
-                    "its outcome is decided and will be carried out. Try again."
-                )
             patience.pause(verdict(ErrorCode.concurrent_transactions, Api.END_TXN))
 
     def _abort_open(self) -> None:
