@@ -284,8 +284,8 @@ class TransactionOwner:
                 return owner
             if patience.is_spent:
                 raise RequestTimedOut(
-                    f"The coordinator has not ended the transaction of {self._calls.transactional_id!r} in time; what is "
-                    "decided will be carried out, the rest is aborted after transaction.timeout.ms. Try again."
+                    f"The coordinator has not ended the transaction of {self._calls.transactional_id!r} in time; what "
+                    "is decided will be carried out, the rest is aborted after transaction.timeout.ms. Try again."
                 )
             if owner.is_open:
                 self._abort_open()
