@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 
+import pytest
+
 
 def pytest_configure() -> None:
     os.environ.setdefault("SEMEL_SEED", str(random.randrange(1_000_000)))
@@ -12,3 +14,11 @@ def pytest_configure() -> None:
 
 def pytest_report_header() -> str:
     return f"random tests: SEMEL_SEED={os.environ['SEMEL_SEED']}"
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """Randomness of one test's own, repeated by SEMEL_SEED."""
+    seed = f"{os.environ['SEMEL_SEED']}-{request.node.name}"
+    print(f"seed {seed} (repeat with SEMEL_SEED={os.environ['SEMEL_SEED']})")
+    return random.Random(seed)

@@ -14,6 +14,7 @@ from semel import errors
 
 PUBLIC = {
     "Admin",
+    "Broker",
     "Fetcher",
     "GroupMember",
     "Outcome",

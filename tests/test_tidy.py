@@ -14,6 +14,7 @@ SOURCE = ROOT / "src" / "semel"
 # Inside out: a package imports only from itself and from packages before it.
 ORDER = [
     "errors",
+    "processes",
     "wire",
     "records",
     "core",
@@ -22,10 +23,10 @@ ORDER = [
     "session",
     "spark",
     "bridges",
+    "testing",
     "verify",
     "advise",
     "inspect",
-    "testing",
     "bench",
     "cli",
     "web",

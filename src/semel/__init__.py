@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from semel.broker.process import Broker
     from semel.client.admin import Admin
     from semel.client.fetcher import Fetcher
     from semel.client.partitions import TopicPartition
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admin",
+    "Broker",
     "Fetcher",
     "GroupMember",
     "Outcome",
@@ -31,6 +33,7 @@ __all__ = [
 
 _LOADED_ON_USE = {
     "Admin": "client.admin",
+    "Broker": "broker.process",
     "Fetcher": "client.fetcher",
     "GroupMember": "client.transactions",
     "Outcome": "client.producer",

@@ -12,10 +12,20 @@ from pathlib import Path
 
 import pytest
 from java_peer import JavaPeer
-from targets import NewTopic, Target, chosen_targets
+from member_processes import Client
+from targets import KafkaUnderTest, NewTopic, Target, chosen_targets
 
 from semel.testing.apache_kafka import ApacheKafka
 from semel.testing.exchange import create_topic
+from semel.testing.security import Security
+
+
+_REASONS: set[str] = set()
+"""Why clients were left out of this run, told after the collection."""
+
+
+def pytest_report_collectionfinish() -> list[str]:
+    return [f"left out: {reason}" for reason in sorted(_REASONS)]
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marker expression of the command line is applied
@@ -32,7 +42,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_left_out(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)  # only parametrised tests have one
     target = callspec.params.get("target") if callspec else None
-    return isinstance(target, Target) and item.path.name in target.leaves_out
+    if not isinstance(target, Target):
+        return False
+    client = callspec.params.get("client") if callspec else None
+    if isinstance(client, Client) and (reason := client.left_out_on(target)):
+        _REASONS.add(reason)
+        return True
+    # The embedded broker does not replicate: what is about several brokers has no meaning there.
+    needs_cluster = "kafka_cluster" in getattr(item, "fixturenames", ())
+    return item.path.name in target.leaves_out or (needs_cluster and target.start_cluster is None)
 
 
 @pytest.fixture(scope="session", params=chosen_targets(), ids=lambda target: target.name)
@@ -42,16 +60,17 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 
 @pytest.fixture(scope="session")
-def kafka(target: Target) -> Iterator[ApacheKafka]:
+def kafka(target: Target) -> Iterator[KafkaUnderTest]:
     """One running node, shared by all tests: use names of your own for topics, groups and transactional ids."""
-    with target.start(1) as kafka:
+    with target.start(Security()) as kafka:
         yield kafka
 
 
 @pytest.fixture(scope="session")
 def kafka_cluster(target: Target) -> Iterator[ApacheKafka]:
     """Three running nodes, shared. A test that ends a node must start it again."""
-    with target.start(3) as kafka:
+    assert target.start_cluster is not None
+    with target.start_cluster() as kafka:
         yield kafka
 
 
@@ -76,9 +95,9 @@ def new_topic(request: pytest.FixtureRequest, target: Target) -> NewTopic:
         replication: int = 1,
         config: Mapping[str, str] | None = None,
         *,
-        on: ApacheKafka | None = None,
+        on: KafkaUnderTest | None = None,
     ) -> str:
-        broker: ApacheKafka = on or request.getfixturevalue(default)
+        broker: KafkaUnderTest = on or request.getfixturevalue(default)
         name = f"topic-{uuid.uuid4().hex[:12]}"
         create_topic(broker.bootstrap, name, partitions=partitions, replication=replication, config=config)
         return name

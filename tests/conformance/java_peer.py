@@ -17,7 +17,7 @@ from typing import Literal
 from semel.errors import SemelError
 from semel.testing.apache_kafka import LATEST, kafka_jars
 from semel.testing.maven import java_command
-from semel.testing.processes import spawn
+from semel.processes import spawn
 
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 End = Literal["commit", "abort", "leave open"]

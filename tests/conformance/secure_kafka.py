@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from targets import Target
+from targets import KafkaUnderTest, Target
 
-from semel.testing.apache_kafka import ApacheKafka, Protocol, Security, Tls
+from semel.testing.apache_kafka import Protocol, Security, Tls
 from semel.testing.certificates import CertificateFiles, make_certificates
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -21,7 +21,7 @@ Settings = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class SecureKafka:
-    broker: ApacheKafka
+    broker: KafkaUnderTest
     files: CertificateFiles
 
     @property
@@ -56,11 +56,9 @@ def start_secure_kafka(
     target: Target, folder: Path, *, client_auth: Literal["none", "requested", "required"]
 ) -> Iterator[SecureKafka]:
     """`client_auth` is about the SSL listener: with SASL_SSL the login tells who the client is."""
-    not_started = target.start(1)
-    assert isinstance(not_started, ApacheKafka)
     certificates = make_certificates()
     tls = Tls(server=certificates.server, ca_pem=certificates.ca_pem, client_auth=client_auth)
     plain, scram = USERS["PLAIN"], USERS["SCRAM-SHA-256"]
     security = Security(tls=tls, plain={plain[0]: plain[1]}, scram={scram[0]: scram[1]})
-    with ApacheKafka(not_started.version, security=security) as broker:
+    with target.start(security) as broker:
         yield SecureKafka(broker, certificates.write(folder))

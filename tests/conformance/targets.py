@@ -10,13 +10,25 @@ from typing import Protocol
 
 import pytest
 
+from embedded_kafka import EmbeddedKafka
+
 from semel.errors import UnsupportedByBroker
 from semel.testing.apache_kafka import LATEST, OLD, OLDEST, ApacheKafka
+from semel.testing.apache_kafka import Protocol as SecurityProtocol
+from semel.testing.security import Security
+
+
+class KafkaUnderTest(Protocol):
+    """What the tests know of a broker, of whatever kind."""
+
+    @property
+    def bootstrap(self) -> str: ...
+    def bootstrap_for(self, protocol: SecurityProtocol) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of broker. `start` takes the number of nodes.
+    """A kind of broker. `start` gives one node, `start_cluster` three, where there is such a thing.
 
     What a broker is too old for, Semel must say: see `is_refused`. `leaves_out` is the test files that cannot run on
     it, each with its reason.
@@ -24,13 +36,16 @@ class Target:
 
     name: str
     transaction_protocol: int
-    start: Callable[[int], AbstractContextManager[ApacheKafka]]
+    start: Callable[[Security], AbstractContextManager[KafkaUnderTest]]
+    start_cluster: Callable[[], AbstractContextManager[ApacheKafka]] | None = None
     has_transaction_admin: bool = True
     """Producers and transactions can be described (KIP-664: 2.8 and 3.0)."""
     has_topic_ids: bool = True
     """KIP-516: 2.8."""
     has_features: bool = True
     """What the cluster has agreed on can be asked for (KIP-584: 2.7)."""
+    has_consumer_groups: bool = True
+    """The broker assigns partitions where the group asks for it (KIP-848: 4.0)."""
     leaves_out: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def is_refused(self, call: Callable[[], object]) -> bool:
@@ -45,16 +60,26 @@ class Target:
 _NO_SECURE_LISTENERS = "its broker is started without TLS and SASL: PEM certificates came with 2.7"
 
 
+def _apache(version: str) -> dict[str, Callable[..., AbstractContextManager[ApacheKafka]]]:
+    return {
+        "start": lambda security: ApacheKafka(version, security=security),
+        "start_cluster": lambda: ApacheKafka(version, nodes=3),
+    }
+
+
 TARGETS = (
-    Target("apache-4", 2, lambda nodes: ApacheKafka(LATEST, nodes=nodes)),
-    Target("apache-3.9", 1, lambda nodes: ApacheKafka(OLD, nodes=nodes)),
+    Target("embedded", 2, lambda security: EmbeddedKafka(transaction_version=2, security=security)),
+    Target("embedded-1", 1, lambda security: EmbeddedKafka(transaction_version=1, security=security)),
+    Target("apache-4", 2, **_apache(LATEST)),
+    Target("apache-3.9", 1, **_apache(OLD), has_consumer_groups=False),
     Target(
         "apache-2.5",
         1,
-        lambda nodes: ApacheKafka(OLDEST, nodes=nodes),
+        **_apache(OLDEST),
         has_transaction_admin=False,
         has_topic_ids=False,
         has_features=False,
+        has_consumer_groups=False,
         leaves_out=dict.fromkeys(("test_errors.py", "test_secure_listeners.py"), _NO_SECURE_LISTENERS),
     ),
 )
@@ -77,5 +102,5 @@ class NewTopic(Protocol):
         replication: int = 1,
         config: Mapping[str, str] | None = None,
         *,
-        on: ApacheKafka | None = None,
+        on: KafkaUnderTest | None = None,
     ) -> str: ...

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import confluent_kafka
 import pytest
-from targets import NewTopic, Target
+from targets import KafkaUnderTest, NewTopic, Target
 
 from semel.client.admin import Admin, CommittedOffset
 from semel.client.partitions import TopicPartition
@@ -18,7 +18,7 @@ from semel.wire import ErrorCode
 
 
 @pytest.fixture
-def admin(kafka: ApacheKafka) -> Iterator[Admin]:
+def admin(kafka: KafkaUnderTest) -> Iterator[Admin]:
     with Admin({"bootstrap.servers": kafka.bootstrap}) as admin:
         yield admin
 
@@ -29,14 +29,14 @@ def name() -> str:
     return f"admin-{uuid.uuid4().hex[:12]}"
 
 
-def write(kafka: ApacheKafka, topic: str, count: int) -> None:
+def write(kafka: KafkaUnderTest, topic: str, count: int) -> None:
     writer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap})
     for number in range(count):
         writer.produce(topic, b"%d" % number, partition=0)
     assert writer.flush(30) == 0
 
 
-def open_transaction(kafka: ApacheKafka, topic: str, transactional_id: str) -> confluent_kafka.Producer:
+def open_transaction(kafka: KafkaUnderTest, topic: str, transactional_id: str) -> confluent_kafka.Producer:
     writer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": transactional_id})
     writer.init_transactions(30)
     writer.begin_transaction()
@@ -114,7 +114,7 @@ def test_a_brokers_settings_are_described(admin: Admin) -> None:
     assert settings["log.dirs"].is_read_only
 
 
-def test_records_are_deleted_up_to_an_offset(admin: Admin, kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_records_are_deleted_up_to_an_offset(admin: Admin, kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """The log begins there then, and nothing else moves."""
     topic = new_topic()
     write(kafka, topic, 10)
@@ -149,7 +149,7 @@ def test_offsets_of_a_group_are_set_read_and_deleted(admin: Admin, new_topic: Ne
 
 
 def test_a_group_with_members_is_described_and_protected(
-    admin: Admin, kafka: ApacheKafka, new_topic: NewTopic, name: str
+    admin: Admin, kafka: KafkaUnderTest, new_topic: NewTopic, name: str
 ) -> None:
     """Its members with their partitions; offsets from outside and deletion are refused while they are there."""
     topic = new_topic(partitions=2)
@@ -183,7 +183,7 @@ def test_a_group_that_is_not_there_is_dead(admin: Admin, name: str) -> None:
 
 
 def test_stable_offsets_wait_for_the_transaction_that_holds_them(
-    admin: Admin, kafka: ApacheKafka, new_topic: NewTopic, name: str
+    admin: Admin, kafka: KafkaUnderTest, new_topic: NewTopic, name: str
 ) -> None:
     """While a transaction holds new offsets of the group, only an unstable read answers, with the old ones."""
     topic = new_topic()
@@ -205,7 +205,7 @@ def test_stable_offsets_wait_for_the_transaction_that_holds_them(
 
 
 def test_transactions_are_listed_and_described(
-    admin: Admin, kafka: ApacheKafka, target: Target, new_topic: NewTopic, name: str
+    admin: Admin, kafka: KafkaUnderTest, target: Target, new_topic: NewTopic, name: str
 ) -> None:
     """While one is open its partitions and start are told; afterwards there is no start time."""
     if target.is_refused(admin.list_transactions):
@@ -230,7 +230,7 @@ def test_transactions_are_listed_and_described(
 
 
 def test_a_transactional_id_before_its_first_transaction_is_described(
-    admin: Admin, kafka: ApacheKafka, target: Target, name: str
+    admin: Admin, kafka: KafkaUnderTest, target: Target, name: str
 ) -> None:
     """The state is Empty and the start time is None, which brokers send as -1."""
     writer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": name})
@@ -254,7 +254,7 @@ def test_a_transactional_id_that_nobody_used_is_an_error(admin: Admin, target: T
 
 
 def test_producers_are_described_with_their_sequence_and_open_transaction(
-    admin: Admin, kafka: ApacheKafka, target: Target, new_topic: NewTopic, name: str
+    admin: Admin, kafka: KafkaUnderTest, target: Target, new_topic: NewTopic, name: str
 ) -> None:
     """What a writer needs that takes over: id, epoch, last sequence, start of the transaction."""
     topic = new_topic()
@@ -277,7 +277,7 @@ def test_producers_are_described_with_their_sequence_and_open_transaction(
 
 
 def test_a_hanging_transaction_is_ended_in_its_partition(
-    admin: Admin, kafka: ApacheKafka, target: Target, new_topic: NewTopic, name: str
+    admin: Admin, kafka: KafkaUnderTest, target: Target, new_topic: NewTopic, name: str
 ) -> None:
     """After the abort marker the last stable offset moves on."""
     topic = new_topic()
@@ -301,7 +301,7 @@ def test_a_hanging_transaction_is_ended_in_its_partition(
     writer.abort_transaction(30)
 
 
-def test_the_cluster_is_described(admin: Admin, kafka: ApacheKafka, target: Target) -> None:
+def test_the_cluster_is_described(admin: Admin, kafka: KafkaUnderTest, target: Target) -> None:
     """Its brokers, its id, and the transaction protocol it has agreed on."""
     described = admin.describe_cluster()
 

@@ -6,13 +6,12 @@ from collections import Counter
 
 import pytest
 from observer import committed_offsets, records_of, wait_until_settled
-from targets import NewTopic, Target
+from targets import KafkaUnderTest, NewTopic, Target
 
 from semel.client.partitions import TopicPartition
 from semel.client.producer import Outcome, Producer
 from semel.client.transaction_state import State
 from semel.errors import CommitUnknown, SemelError
-from semel.testing.apache_kafka import ApacheKafka
 from semel.testing.proxy import Cut, KafkaProxy
 
 PARTITIONS = 2
@@ -64,7 +63,7 @@ def restart(bootstrap: str, run: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_cut_ends_in_one_outcome_and_the_log_agrees(
-    kafka: ApacheKafka, target: Target, new_topic: NewTopic, mode: str
+    kafka: KafkaUnderTest, target: Target, new_topic: NewTopic, mode: str
 ) -> None:
     """B1, B2, D5: committed, aborted or unknown-then-resolved at each cut, all records and offsets or none."""
     topic = new_topic(partitions=PARTITIONS)

@@ -10,7 +10,7 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from targets import NewTopic
+from targets import KafkaUnderTest, NewTopic
 
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
@@ -24,21 +24,21 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 COMPACTION_PATIENCE_S = 60.0
 
 
-def producer(kafka: ApacheKafka, **settings: Any) -> confluent_kafka.Producer:
+def producer(kafka: KafkaUnderTest, **settings: Any) -> confluent_kafka.Producer:
     named = {name.replace("_", "."): value for name, value in settings.items()}
     # Without idempotence a retry, such as at a topic that is only just there, changes the order of the records.
     common = {"bootstrap.servers": kafka.bootstrap, "linger.ms": 5, "enable.idempotence": True}
     return confluent_kafka.Producer({**common, **named})
 
 
-def write(kafka: ApacheKafka, topic: str, values: Iterable[bytes], partition: int = 0, **settings: Any) -> None:
+def write(kafka: KafkaUnderTest, topic: str, values: Iterable[bytes], partition: int = 0, **settings: Any) -> None:
     writer = producer(kafka, **settings)
     for value in values:
         writer.produce(topic, value, partition=partition)
     assert writer.flush(30) == 0
 
 
-def begin(kafka: ApacheKafka) -> confluent_kafka.Producer:
+def begin(kafka: KafkaUnderTest) -> confluent_kafka.Producer:
     """A transactional producer with an id of its own, its first transaction begun."""
     writer = producer(kafka, transactional_id=f"id-{uuid.uuid4().hex[:12]}")
     writer.init_transactions(30)
@@ -52,7 +52,7 @@ def add(writer: confluent_kafka.Producer, topic: str, *values: bytes) -> None:
     assert writer.flush(30) == 0
 
 
-def fetcher_for(kafka: ApacheKafka, isolation: str = "read_committed", **options: Any) -> Fetcher:
+def fetcher_for(kafka: KafkaUnderTest, isolation: str = "read_committed", **options: Any) -> Fetcher:
     return Fetcher({"bootstrap.servers": kafka.bootstrap, "isolation.level": isolation}, **options)
 
 
@@ -60,13 +60,13 @@ def read_to_end(fetcher: Fetcher) -> list[dict[str, Any]]:
     return [row for table in fetcher.read_until(fetcher.end_offsets(), stall_ms=20_000) for row in table.to_pylist()]
 
 
-def values_to_end(kafka: ApacheKafka, topic: str, isolation: str = "read_committed") -> list[bytes]:
+def values_to_end(kafka: KafkaUnderTest, topic: str, isolation: str = "read_committed") -> list[bytes]:
     with fetcher_for(kafka, isolation) as fetcher:
         fetcher.assign({(topic, 0): "earliest"})
         return [row["value"] for row in read_to_end(fetcher)]
 
 
-def interleaved_transactions(kafka: ApacheKafka, topic: str) -> confluent_kafka.Producer:
+def interleaved_transactions(kafka: KafkaUnderTest, topic: str) -> confluent_kafka.Producer:
     """Two transactions across each other, one aborted and one committed; then an open one, which is returned."""
     first, second = begin(kafka), begin(kafka)
     add(first, topic, b"aborted-1")
@@ -86,7 +86,7 @@ def interleaved_transactions(kafka: ApacheKafka, topic: str) -> confluent_kafka.
 
 
 def test_read_committed_shows_committed_records_up_to_the_last_stable_offset(
-    kafka: ApacheKafka, new_topic: NewTopic
+    kafka: KafkaUnderTest, new_topic: NewTopic
 ) -> None:
     """Aborted records are left out, and nothing from the open transaction on is seen, not even plain records."""
     topic = new_topic()
@@ -98,7 +98,7 @@ def test_read_committed_shows_committed_records_up_to_the_last_stable_offset(
     assert values_to_end(kafka, topic) == [b"committed-1", b"plain", b"committed-2", b"committed-3", b"after"]
 
 
-def test_read_uncommitted_shows_every_record(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_read_uncommitted_shows_every_record(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """All but the markers, in the order of the log."""
     topic = new_topic()
     still_open = interleaved_transactions(kafka, topic)
@@ -116,7 +116,7 @@ def test_read_uncommitted_shows_every_record(kafka: ApacheKafka, new_topic: NewT
     still_open.abort_transaction(30)
 
 
-def test_reading_from_every_offset_shows_the_rest(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_reading_from_every_offset_shows_the_rest(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """Also a start inside an aborted transaction hides its remaining records: the broker names it still."""
     topic = new_topic()
     interleaved_transactions(kafka, topic).abort_transaction(30)
@@ -131,7 +131,7 @@ def test_reading_from_every_offset_shows_the_rest(kafka: ApacheKafka, new_topic:
             assert rows == [(offset, value) for offset, value in everything if offset >= start]
 
 
-def test_markers_come_on_request(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_markers_come_on_request(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """Each transaction's end is told with its producer and place, and stands behind its records."""
     topic = new_topic()
     interleaved_transactions(kafka, topic).abort_transaction(30)
@@ -149,7 +149,7 @@ def test_markers_come_on_request(kafka: ApacheKafka, new_topic: NewTopic) -> Non
     assert [marker.offset for marker in markers] == sorted(marker.offset for marker in markers)
 
 
-def test_watermarks_come_with_the_records(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_watermarks_come_with_the_records(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """High watermark, last stable offset and the beginning of the log, while a transaction is open."""
     topic = new_topic()
     write(kafka, topic, [b"0", b"1", b"2"])
@@ -171,7 +171,7 @@ def test_watermarks_come_with_the_records(kafka: ApacheKafka, new_topic: NewTopi
     still_open.abort_transaction(30)
 
 
-def test_an_end_behind_an_open_transaction_stalls_with_a_reason(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_an_end_behind_an_open_transaction_stalls_with_a_reason(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """A batch reader that was given the end of the log hears that a transaction is in the way."""
     topic = new_topic()
     still_open = begin(kafka)
@@ -185,7 +185,7 @@ def test_an_end_behind_an_open_transaction_stalls_with_a_reason(kafka: ApacheKaf
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_every_codec_is_read(codec: str, kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_every_codec_is_read(codec: str, kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """Keys, values, headers and timestamps as written, and nulls as nulls, with each compression."""
     topic = new_topic()
     writer = producer(kafka, compression_type=codec)
@@ -211,7 +211,7 @@ def test_every_codec_is_read(codec: str, kafka: ApacheKafka, new_topic: NewTopic
         assert [(header["key"], header["value"]) for header in row["headers"] or []] == expected
 
 
-def test_a_start_and_an_end_within_a_batch_are_exact(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_a_start_and_an_end_within_a_batch_are_exact(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """One batch of 100 records, of which 37 to 61 are wanted; the rest follows on the next read."""
     topic = new_topic()
     write(kafka, topic, [b"%d" % number for number in range(100)], linger_ms=500)
@@ -224,7 +224,7 @@ def test_a_start_and_an_end_within_a_batch_are_exact(kafka: ApacheKafka, new_top
     assert rest == list(range(62, 100))
 
 
-def test_many_partitions_are_read_each_in_order(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_many_partitions_are_read_each_in_order(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """Thirty partitions with responses far smaller than the data: everything once, in order within each partition."""
     topic = new_topic(partitions=30)
     writer = producer(kafka)
@@ -246,7 +246,7 @@ def test_many_partitions_are_read_each_in_order(kafka: ApacheKafka, new_topic: N
         assert mine == [(number, number * 30 + partition) for number in range(200)]
 
 
-def test_a_batch_over_every_limit_is_read(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_a_batch_over_every_limit_is_read(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """Batches of 600 kB pass through limits of 1 kB, in both partitions."""
     topic = new_topic(partitions=2)
     values = [bytes([number]) * 600_000 for number in range(3)]
@@ -261,7 +261,7 @@ def test_a_batch_over_every_limit_is_read(kafka: ApacheKafka, new_topic: NewTopi
         assert [row["value"] for row in rows if row["partition"] == partition] == values
 
 
-def test_gaps_of_compaction_are_stepped_over(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_gaps_of_compaction_are_stepped_over(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """Where compaction took records the position still moves, and what is left is read once."""
     config = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0.001"}
     topic = new_topic(config=config)
@@ -290,7 +290,7 @@ def wait_until(is_true: Callable[[], bool], deadline: float) -> None:
         time.sleep(0.5)
 
 
-def test_a_position_beyond_the_log_is_an_error_or_reset(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_a_position_beyond_the_log_is_an_error_or_reset(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """By default nothing is skipped silently; with auto.offset.reset reading goes on from there."""
     topic = new_topic()
     write(kafka, topic, [b"0", b"1"])
@@ -305,7 +305,7 @@ def test_a_position_beyond_the_log_is_an_error_or_reset(kafka: ApacheKafka, new_
 
 
 @pytest.mark.parametrize("position", [0, "earliest"])
-def test_a_topic_that_is_not_there_is_named(position: Any, kafka: ApacheKafka) -> None:
+def test_a_topic_that_is_not_there_is_named(position: Any, kafka: KafkaUnderTest) -> None:
     """UnknownTopic with the name, whether the position has to be asked for or not."""
 
     def assign_and_fetch(fetcher: Fetcher) -> None:
@@ -316,14 +316,14 @@ def test_a_topic_that_is_not_there_is_named(position: Any, kafka: ApacheKafka) -
         assign_and_fetch(fetcher)
 
 
-def test_a_partition_that_is_not_there_is_named(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_a_partition_that_is_not_there_is_named(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """UnknownTopic with how many partitions there are."""
     topic = new_topic(partitions=2)
     with fetcher_for(kafka) as fetcher, pytest.raises(UnknownTopic, match="2 partitions and none numbered 5"):
         fetcher.assign({(topic, 5): "latest"})
 
 
-def test_offsets_are_found_by_time(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_offsets_are_found_by_time(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """The first record of a time or later, and None where there is none."""
     topic = new_topic()
     start_ms = int(time.time() * 1000) - 60_000
@@ -338,7 +338,7 @@ def test_offsets_are_found_by_time(kafka: ApacheKafka, new_topic: NewTopic) -> N
         assert fetcher.offsets_for([(topic, 0)], start_ms + 60_000) == {(topic, 0): None}
 
 
-def test_records_written_while_waiting_arrive_at_once(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_records_written_while_waiting_arrive_at_once(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """A fetch at the end of the log returns when something is written, well before its time is over."""
     topic = new_topic()
     with fetcher_for(kafka) as fetcher:
@@ -355,7 +355,7 @@ def test_records_written_while_waiting_arrive_at_once(kafka: ApacheKafka, new_to
     assert waited < 10
 
 
-def test_the_end_of_a_transaction_is_found_when_it_comes(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_the_end_of_a_transaction_is_found_when_it_comes(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """find_marker waits for a commit under way, and tells commits from aborts."""
     topic = new_topic()
     with (

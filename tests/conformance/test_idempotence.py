@@ -7,14 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from observer import records_of, values_of
-from targets import NewTopic
+from targets import KafkaUnderTest, NewTopic
 
 from semel.client.cluster import Cluster
 from semel.client.producer import Producer
 from semel.client.settings import parse_config
 from semel.errors import KafkaError
 from semel.records import encode_table, stamp
-from semel.testing.apache_kafka import ApacheKafka
 from semel.testing.proxy import Cut, Direction, KafkaProxy, Passage
 from semel.wire import Api, ErrorCode
 
@@ -52,13 +51,13 @@ class RawProducer:
 
 
 @pytest.fixture
-def cluster(kafka: ApacheKafka):
+def cluster(kafka: KafkaUnderTest):
     with Cluster(parse_config({"bootstrap.servers": kafka.bootstrap}).client) as cluster:
         yield cluster
 
 
 def test_a_repeat_is_stored_once_and_answered_with_its_first_offset(
-    kafka: ApacheKafka, cluster: Cluster, new_topic: NewTopic
+    kafka: KafkaUnderTest, cluster: Cluster, new_topic: NewTopic
 ) -> None:
     """A1, A2: each of the last five batches may be repeated, in any order; an older one is refused like a gap."""
     topic = new_topic()
@@ -75,7 +74,7 @@ def test_a_repeat_is_stored_once_and_answered_with_its_first_offset(
     assert values_of(kafka.bootstrap, topic) == [b"%d" % number for number in range(7)]
 
 
-def test_a_gap_is_refused_and_nothing_is_stored(kafka: ApacheKafka, cluster: Cluster, new_topic: NewTopic) -> None:
+def test_a_gap_is_refused_and_nothing_is_stored(kafka: KafkaUnderTest, cluster: Cluster, new_topic: NewTopic) -> None:
     """A3: sequence 2 after sequence 0."""
     topic = new_topic()
     raw = RawProducer(cluster, topic)
@@ -86,7 +85,7 @@ def test_a_gap_is_refused_and_nothing_is_stored(kafka: ApacheKafka, cluster: Clu
 
 
 def test_a_higher_epoch_starts_at_zero_and_shuts_the_lower_one_out(
-    kafka: ApacheKafka, cluster: Cluster, new_topic: NewTopic
+    kafka: KafkaUnderTest, cluster: Cluster, new_topic: NewTopic
 ) -> None:
     """A6: the epoch bump of KIP-360, seen by the leader."""
     topic = new_topic()
@@ -98,7 +97,7 @@ def test_a_higher_epoch_starts_at_zero_and_shuts_the_lower_one_out(
     assert values_of(kafka.bootstrap, topic) == [b"new", b"old"]
 
 
-def test_a_new_producer_without_a_transactional_id_gets_a_new_producer_id(kafka: ApacheKafka) -> None:
+def test_a_new_producer_without_a_transactional_id_gets_a_new_producer_id(kafka: KafkaUnderTest) -> None:
     """A5: and with one it gets the same id and a higher epoch."""
     with Producer(bootstrap_servers=kafka.bootstrap) as one, Producer(bootstrap_servers=kafka.bootstrap) as other:
         assert one.identity.producer_id != other.identity.producer_id
@@ -110,7 +109,7 @@ def test_a_new_producer_without_a_transactional_id_gets_a_new_producer_id(kafka:
 
 @pytest.mark.parametrize("cut", list(Cut), ids=lambda cut: f"cut {cut.value} the answer")
 def test_lost_answers_lead_to_repeats_and_no_record_is_stored_twice(
-    kafka: ApacheKafka, new_topic: NewTopic, cut: Cut
+    kafka: KafkaUnderTest, new_topic: NewTopic, cut: Cut
 ) -> None:
     """A1, A2: every third answer to a Produce is lost with five requests in flight; order and count hold."""
     topic = new_topic(partitions=2)
@@ -133,7 +132,7 @@ def test_lost_answers_lead_to_repeats_and_no_record_is_stored_twice(
 
 
 def test_after_a_refused_batch_the_producer_bumps_its_epoch_and_goes_on(
-    kafka: ApacheKafka, new_topic: NewTopic
+    kafka: KafkaUnderTest, new_topic: NewTopic
 ) -> None:
     """A6 (KIP-360): the refused batch is told and left out; what was in flight behind it is never reordered."""
     topic = new_topic(config={"max.message.bytes": "20000"})

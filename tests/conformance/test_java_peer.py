@@ -7,7 +7,7 @@ import uuid
 import pytest
 from aiokafka.partitioner import DefaultPartitioner
 from java_peer import Compression, End, JavaPeer, PeerFailed, PeerRecord
-from targets import NewTopic
+from targets import KafkaUnderTest, NewTopic
 
 from semel.testing.apache_kafka import ApacheKafka
 
@@ -27,7 +27,7 @@ def contents(records: list[PeerRecord]) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("compression", CODECS)
 def test_peer_consumes_what_it_produced(
-    compression: Compression, kafka: ApacheKafka, new_topic: NewTopic, java_peer: JavaPeer
+    compression: Compression, kafka: KafkaUnderTest, new_topic: NewTopic, java_peer: JavaPeer
 ) -> None:
     """Keys, values, headers, timestamps and offsets come back as sent, with each compression."""
     topic = new_topic()
@@ -37,7 +37,7 @@ def test_peer_consumes_what_it_produced(
     assert [(record.partition, record.offset) for record in consumed] == positions == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_peer_honours_isolation(kafka: ApacheKafka, new_topic: NewTopic, java_peer: JavaPeer) -> None:
+def test_peer_honours_isolation(kafka: KafkaUnderTest, new_topic: NewTopic, java_peer: JavaPeer) -> None:
     """Committed records are read; aborted ones and those of an open transaction only by read_uncommitted."""
     topic = new_topic(partitions=2)
     transactions: list[tuple[bytes, End]] = [(b"committed", "commit"), (b"aborted", "abort"), (b"open", "leave open")]

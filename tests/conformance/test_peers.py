@@ -17,12 +17,11 @@ import pytest
 from java_peer import Compression, JavaPeer, PeerRecord
 from observer import wait_until_settled
 from peers import AioKafka, Confluent, Java, KafkaPython, Peer
-from targets import NewTopic
+from targets import KafkaUnderTest, NewTopic
 
 from semel.client.fetcher import Fetcher
 from semel.client.producer import Producer
 from semel.records import iter_batches
-from semel.testing.apache_kafka import ApacheKafka
 from semel.testing.exchange import create_topic, exchange, parse_bootstrap
 from semel.wire import Api, build, response_type_for
 
@@ -162,7 +161,7 @@ def check_same(got: Sequence[PeerRecord], sent: Sequence[PeerRecord], partition_
 def test_semel_reads_what_a_peer_wrote(
     peer_name: str,
     compression: Compression,
-    kafka: ApacheKafka,
+    kafka: KafkaUnderTest,
     new_topic: NewTopic,
     peers: dict[str, Peer],
     records: list[PeerRecord],
@@ -177,7 +176,7 @@ def test_semel_reads_what_a_peer_wrote(
 
 
 @pytest.fixture(scope="module", params=CODECS)
-def written_by_semel(request: pytest.FixtureRequest, kafka: ApacheKafka, records: list[PeerRecord]) -> str:
+def written_by_semel(request: pytest.FixtureRequest, kafka: KafkaUnderTest, records: list[PeerRecord]) -> str:
     """A topic with all records: by table and one by one, in transactions and not, and aborted ones between them."""
     compression: Compression = request.param
     topic = f"semel-{compression}-{uuid.uuid4().hex[:12]}"
@@ -210,7 +209,7 @@ def send_singly(producer: Producer, topic: str, records: Iterable[PeerRecord]) -
 def test_a_peer_reads_what_semel_wrote(
     peer_name: str,
     written_by_semel: str,
-    kafka: ApacheKafka,
+    kafka: KafkaUnderTest,
     peers: dict[str, Peer],
     records: list[PeerRecord],
     partition_of_key: dict[bytes, int],

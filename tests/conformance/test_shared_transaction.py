@@ -9,7 +9,7 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 from observer import records_of, values_of, wait_until_settled
-from targets import NewTopic, Target
+from targets import KafkaUnderTest, NewTopic, Target
 
 from semel.client.admin import Admin
 from semel.client.producer import Producer
@@ -17,7 +17,6 @@ from semel.client.sender import Stored
 from semel.client.shared import SharedTransaction, SharedWriter
 from semel.errors import KafkaError
 from semel.records import encode_table
-from semel.testing.apache_kafka import ApacheKafka
 
 PROCESSES = 3
 PARTITIONS_EACH = 2
@@ -38,7 +37,7 @@ def write_part(bootstrap: str, shared: SharedTransaction, topic: str, process: i
 
 
 @pytest.mark.parametrize("ends_in_commit", [True, False], ids=["commit", "abort"])
-def test_three_processes_write_one_transaction(kafka: ApacheKafka, new_topic: NewTopic, ends_in_commit: bool) -> None:
+def test_three_processes_write_one_transaction(kafka: KafkaUnderTest, new_topic: NewTopic, ends_in_commit: bool) -> None:
     """C3, B1: all of what three processes wrote is visible together, or none of it."""
     topic = new_topic(partitions=PARTITIONS)
     spawned = multiprocessing.get_context("spawn")
@@ -69,7 +68,7 @@ def write_late(writer: SharedWriter, topic: str, partition: int) -> None:
 
 @pytest.mark.parametrize("ends_in_commit", [True, False], ids=["after commit", "after abort"])
 def test_a_late_writer_is_refused_and_cannot_slip_into_the_next_transaction(
-    kafka: ApacheKafka, new_topic: NewTopic, ends_in_commit: bool
+    kafka: KafkaUnderTest, new_topic: NewTopic, ends_in_commit: bool
 ) -> None:
     """B4: a zombie under the old epoch writes nothing that is ever seen, whichever way its transaction ended."""
     topic = new_topic(partitions=2)
@@ -97,7 +96,7 @@ def test_a_late_writer_is_refused_and_cannot_slip_into_the_next_transaction(
     assert values_of(kafka.bootstrap, topic, 2) == expected
 
 
-def test_a_second_attempt_repeats_nothing(kafka: ApacheKafka, target: Target, new_topic: NewTopic) -> None:
+def test_a_second_attempt_repeats_nothing(kafka: KafkaUnderTest, target: Target, new_topic: NewTopic) -> None:
     """A1, A2: a retried task sends the same batches with the same sequences, and each is stored once.
 
     Within the five batches that a leader remembers a repeat is recognised; a longer one first asks

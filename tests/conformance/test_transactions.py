@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from observer import committed_offsets, records_of, values_of, wait_until_settled
-from targets import NewTopic, Target
+from targets import KafkaUnderTest, NewTopic, Target
 
 from semel.client import transaction_owner
 from semel.client.cluster import Cluster, CoordinatorKind
@@ -20,26 +20,25 @@ from semel.client.settings import parse_config
 from semel.client.transaction_state import State
 from semel.client.transactions import GroupMember, TransactionCalls
 from semel.errors import CommitUnknown, Fenced, KafkaError, RequestTimedOut, SemelError, TransactionAborted
-from semel.testing.apache_kafka import ApacheKafka
 from semel.wire import Api, ErrorCode
 
 LAST_EPOCH = 32_766
 """The highest epoch a producer gets; the one after it makes the coordinator hand out a new producer id."""
 
 
-def make_producer(kafka: ApacheKafka, name: str, **settings: Any) -> Producer:
+def make_producer(kafka: KafkaUnderTest, name: str, **settings: Any) -> Producer:
     return Producer(bootstrap_servers=kafka.bootstrap, transactional_id=name, **settings)
 
 
 def test_the_protocol_is_the_one_the_cluster_has_finalized(
-    kafka: ApacheKafka, target: Target, new_topic: NewTopic
+    kafka: KafkaUnderTest, target: Target, new_topic: NewTopic
 ) -> None:
     """B7: protocol 2 where transaction.version says so, protocol 1 elsewhere."""
     with make_producer(kafka, new_topic()) as producer:
         assert producer.transaction_protocol == target.transaction_protocol
 
 
-def test_a_commit_shows_all_topics_partitions_and_offsets_at_once(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_a_commit_shows_all_topics_partitions_and_offsets_at_once(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """B1: records of two topics and the consumed offsets become visible together, and not before the commit."""
     left, right, group = new_topic(partitions=2), new_topic(), f"group-{time.time_ns()}"
     with make_producer(kafka, left) as producer:
@@ -59,7 +58,7 @@ def test_a_commit_shows_all_topics_partitions_and_offsets_at_once(kafka: ApacheK
         assert committed_offsets(kafka.bootstrap, group, {left: 2}) == {(left, 1): 17}
 
 
-def test_an_abort_leaves_nothing_to_see_and_the_producer_goes_on(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_an_abort_leaves_nothing_to_see_and_the_producer_goes_on(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """B6: aborted records are in the log and hidden; those of the transactions around them are not."""
     topic, group = new_topic(partitions=2), f"group-{time.time_ns()}"
     with make_producer(kafka, topic) as producer:
@@ -82,7 +81,7 @@ def test_an_abort_leaves_nothing_to_see_and_the_producer_goes_on(kafka: ApacheKa
     assert committed_offsets(kafka.bootstrap, group, {topic: 1}) == {(topic, 0): 3}
 
 
-def test_an_exception_in_the_block_aborts(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_an_exception_in_the_block_aborts(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """D1: code that fails half-way leaves no half of its output."""
     topic = new_topic()
     with make_producer(kafka, topic) as producer:
@@ -101,7 +100,7 @@ def test_an_exception_in_the_block_aborts(kafka: ApacheKafka, new_topic: NewTopi
 
 
 def test_transactions_also_work_where_the_owner_cannot_be_asked_for(
-    kafka: ApacheKafka, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaUnderTest, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B7: brokers before 3.0 have no DescribeTransactions; commit, abort and fencing do without."""
     monkeypatch.setattr(TransactionCalls, "owner", lambda self: None)
@@ -120,7 +119,7 @@ def test_transactions_also_work_where_the_owner_cannot_be_asked_for(
     assert values_of(kafka.bootstrap, topic) == [b"0", b"2", b"4"]
 
 
-def test_an_empty_transaction_costs_no_request(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_an_empty_transaction_costs_no_request(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """Committing or aborting nothing is legal and tells the coordinator nothing."""
     topic = new_topic()
     with make_producer(kafka, topic) as producer:
@@ -133,7 +132,7 @@ def test_an_empty_transaction_costs_no_request(kafka: ApacheKafka, new_topic: Ne
         assert producer.identity == identity
 
 
-def test_the_first_of_two_producers_with_one_id_is_fenced(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_the_first_of_two_producers_with_one_id_is_fenced(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """B4: with an open transaction or without one, the older producer gets the fenced error and writes nothing more."""
     topic = new_topic()
     with make_producer(kafka, topic) as idle, make_producer(kafka, topic) as open_one:
@@ -159,7 +158,7 @@ def test_the_first_of_two_producers_with_one_id_is_fenced(kafka: ApacheKafka, ne
     assert values_of(kafka.bootstrap, topic) == [b"from the newest"]
 
 
-def test_a_fenced_producer_does_not_steal_the_id_back(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_a_fenced_producer_does_not_steal_the_id_back(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """B4: whatever the older one tries after being fenced, the newer one goes on unharmed."""
     topic = new_topic()
     with make_producer(kafka, topic) as older:
@@ -179,7 +178,7 @@ def test_a_fenced_producer_does_not_steal_the_id_back(kafka: ApacheKafka, new_to
 
 
 def test_a_producer_that_slept_between_transactions_does_not_steal_the_id_back(
-    kafka: ApacheKafka, new_topic: NewTopic
+    kafka: KafkaUnderTest, new_topic: NewTopic
 ) -> None:
     """B4: after a commit the next epoch may be a successor's, whether it has begun a transaction or not."""
     for successor_is_writing in (False, True):
@@ -204,7 +203,7 @@ def test_a_producer_that_slept_between_transactions_does_not_steal_the_id_back(
 
 
 def test_resolving_an_unknown_commit_does_not_disturb_a_successor(
-    kafka: ApacheKafka, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaUnderTest, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B4, D3: whoever finds out late what its commit became leaves the newer producer's open transaction alone."""
     topic = new_topic()
@@ -243,7 +242,7 @@ def leave_in_doubt(producer: Producer, topic: str, group: str, monkeypatch: pyte
 
 
 def test_a_commit_whose_marker_is_not_found_stays_unknown(
-    kafka: ApacheKafka, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaUnderTest, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D5: offsets are no witness for records; without a marker nothing is claimed, and it can be asked again."""
     topic = new_topic()
@@ -258,7 +257,7 @@ def test_a_commit_whose_marker_is_not_found_stays_unknown(
 
 
 def test_a_coordinator_that_makes_no_progress_ends_in_an_error_and_not_in_a_wait_without_end(
-    kafka: ApacheKafka, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaUnderTest, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D5: the producer stays in doubt, and finds out when the coordinator can be moved again."""
     topic = new_topic()
@@ -278,7 +277,7 @@ def test_a_coordinator_that_makes_no_progress_ends_in_an_error_and_not_in_a_wait
 
 @pytest.mark.parametrize("fate", ["carried out", "never arrived", "carried out and moved on from"])
 def test_an_unknown_commit_of_offsets_alone_is_told_by_the_group(
-    kafka: ApacheKafka, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch, fate: str
+    kafka: KafkaUnderTest, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch, fate: str
 ) -> None:
     """D5: without records there is no marker to read; where the group's offsets prove nothing, nothing is claimed."""
     topic, group = new_topic(), f"group-{time.time_ns()}"
@@ -319,7 +318,7 @@ def try_transaction(producer: Producer, topic: str) -> None:
 
 
 def test_a_transaction_that_outlives_its_timeout_is_aborted_and_the_producer_recovers(
-    kafka: ApacheKafka, new_topic: NewTopic
+    kafka: KafkaUnderTest, new_topic: NewTopic
 ) -> None:
     """B3, B5: the coordinator aborts it by itself; the late commit is refused; the next transaction works."""
     topic = new_topic()
@@ -337,7 +336,7 @@ def test_a_transaction_that_outlives_its_timeout_is_aborted_and_the_producer_rec
     assert values_of(kafka.bootstrap, topic) == [b"in time"]
 
 
-def test_a_crash_before_the_commit_ends_in_abort_by_the_successor(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_a_crash_before_the_commit_ends_in_abort_by_the_successor(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """B3: a new producer with the same id ends what the dead one left open, and does not wait for the time-out."""
     topic = new_topic()
     crashed = make_producer(kafka, topic)
@@ -351,14 +350,14 @@ def test_a_crash_before_the_commit_ends_in_abort_by_the_successor(kafka: ApacheK
 
 
 def test_a_timeout_above_the_brokers_maximum_is_refused_with_what_to_do(
-    kafka: ApacheKafka, new_topic: NewTopic
+    kafka: KafkaUnderTest, new_topic: NewTopic
 ) -> None:
     """B5: the sentence names both settings."""
     with pytest.raises(KafkaError, match=r"transaction\.timeout\.ms.*transaction\.max\.timeout\.ms"):
         make_producer(kafka, new_topic(), transaction_timeout_ms=100_000_000)
 
 
-def test_every_transaction_has_an_epoch_of_its_own(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_every_transaction_has_an_epoch_of_its_own(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """B7: on both protocols, so that a delayed EndTxn of one transaction can never end the next."""
     topic = new_topic()
     epochs: list[int] = []
@@ -379,7 +378,7 @@ def test_every_transaction_has_an_epoch_of_its_own(kafka: ApacheKafka, new_topic
     assert all(later > earlier for earlier, later in itertools.pairwise(epochs)), epochs
 
 
-def test_a_delayed_end_of_one_transaction_cannot_end_the_next(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_a_delayed_end_of_one_transaction_cannot_end_the_next(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """B7: the hole of protocol 1, closed by the epoch: a repeat of the old EndTxn is refused."""
     topic = new_topic()
     with make_producer(kafka, topic) as producer:
@@ -404,7 +403,7 @@ def test_a_delayed_end_of_one_transaction_cannot_end_the_next(kafka: ApacheKafka
     assert values_of(kafka.bootstrap, topic) == [b"first"]
 
 
-def test_an_exhausted_epoch_brings_a_new_producer_id(kafka: ApacheKafka, new_topic: NewTopic) -> None:
+def test_an_exhausted_epoch_brings_a_new_producer_id(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """B7, A5: transactions go on over the end of the epochs, each record once."""
     topic = new_topic()
     use_up_epochs(kafka, topic, until=LAST_EPOCH - 4)
@@ -420,7 +419,7 @@ def test_an_exhausted_epoch_brings_a_new_producer_id(kafka: ApacheKafka, new_top
     assert values_of(kafka.bootstrap, topic) == [b"%d" % number for number in range(10)]
 
 
-def use_up_epochs(kafka: ApacheKafka, transactional_id: str, *, until: int) -> None:
+def use_up_epochs(kafka: KafkaUnderTest, transactional_id: str, *, until: int) -> None:
     """Each InitProducerId takes one epoch; they are pipelined to get there in seconds."""
     with Cluster(parse_config({"bootstrap.servers": kafka.bootstrap}).client) as cluster:
         Producer(bootstrap_servers=kafka.bootstrap, transactional_id=transactional_id).close()
@@ -446,7 +445,7 @@ def _init(cluster: Cluster, node: int, transactional_id: str):
 
 
 def test_offsets_of_a_stale_generation_are_refused_and_the_transaction_with_them(
-    kafka: ApacheKafka, new_topic: NewTopic
+    kafka: KafkaUnderTest, new_topic: NewTopic
 ) -> None:
     """C1: a member that the group no longer has cannot commit its positions."""
     topic, group = new_topic(), f"group-{time.time_ns()}"
@@ -462,7 +461,7 @@ def test_offsets_of_a_stale_generation_are_refused_and_the_transaction_with_them
 
 
 def test_back_to_back_transactions_do_not_wait_a_back_off_for_the_markers(
-    kafka: ApacheKafka, new_topic: NewTopic
+    kafka: KafkaUnderTest, new_topic: NewTopic
 ) -> None:
     """The pauses while markers are written are milliseconds, and no transaction pauses 100 ms in all."""
     topic = new_topic(partitions=2)

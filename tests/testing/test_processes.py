@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from process_state import is_gone, wait_until
 
-from semel.testing.processes import spawn
+from semel.processes import spawn
 
 SLEEP = shutil.which("sleep") or "/bin/sleep"
 CAT = shutil.which("cat") or "/bin/cat"
@@ -21,7 +21,7 @@ CAT = shutil.which("cat") or "/bin/cat"
 SPAWNS_AND_WAITS = """
 import sys, time
 from pathlib import Path
-from semel.testing.processes import spawn
+from semel.processes import spawn
 print(spawn([sys.argv[1], "600"], folder=Path.cwd()).pid, flush=True)
 time.sleep(600)
 """

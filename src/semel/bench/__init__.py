@@ -14,6 +14,7 @@ from semel.errors import ConfigError
 SECTIONS = {
     "records": "semel.bench.records",
     "client": "semel.bench.client",
+    "broker": "semel.bench.broker",
 }
 
 

@@ -20,15 +20,18 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A ratio that must be reached; one that could not be measured counts as missed."""
+    """A ratio that must be reached, or with `at_most` not passed; one that could not be measured counts as missed."""
 
     name: str
     required: float
     measured: float | None
+    at_most: bool = False
 
     @property
     def passed(self) -> bool:
-        return self.measured is not None and self.measured >= self.required
+        if self.measured is None:
+            return False
+        return self.measured <= self.required if self.at_most else self.measured >= self.required
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ def print_sections(sections: Sequence[Section], console: Console) -> None:
             console.print(note, style="dim")
         for bar in section.bars:
             verdict = "[green]pass[/green]" if bar.passed else "[red]MISSED[/red]"
-            console.print(f"{verdict}  {bar.name}: {_figure(bar.measured)}x, at least {bar.required:g}x asked for")
+            console.print(f"{verdict}  {bar.name}: {_figure(bar.measured)}x, {'at most' if bar.at_most else 'at least'} {bar.required:g}x asked for")
 
 
 def sections_as_json(sections: Sequence[Section]) -> str:
@@ -76,7 +79,13 @@ def sections_as_json(sections: Sequence[Section]) -> str:
                     {"case": row.case, **dict(zip(section.columns, row.figures, strict=True))} for row in section.rows
                 ],
                 "bars": [
-                    {"name": bar.name, "required": bar.required, "measured": bar.measured, "passed": bar.passed}
+                    {
+                        "name": bar.name,
+                        "required": bar.required,
+                        "at_most": bar.at_most,
+                        "measured": bar.measured,
+                        "passed": bar.passed,
+                    }
                     for bar in section.bars
                 ],
                 "notes": list(section.notes),
@@ -90,4 +99,4 @@ def sections_as_json(sections: Sequence[Section]) -> str:
 def _figure(figure: float | None) -> str:
     if figure is None:
         return "-"
-    return f"{figure:.0f}" if figure >= 100 else f"{figure:.1f}"
+    return f"{figure:.0f}" if figure >= 100 else f"{figure:.1f}" if figure >= 2 else f"{figure:.2f}"

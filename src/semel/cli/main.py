@@ -20,6 +20,19 @@ app.command()(bench)
 app.command()(demo)
 
 
+@app.command(
+    "broker",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    help="Run a Kafka broker in this process; see `semel broker --help`.",
+)
+def broker(context: typer.Context) -> None:
+    # `entry.py` gets there first. This is what `semel --help` lists, and what runs when the app is called by itself.
+    from semel.broker.__main__ import main
+
+    raise typer.Exit(main(context.args))
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"semel {installed_version('semel')}")

@@ -14,12 +14,11 @@ import zlib
 from functools import cache
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from semel.errors import ConfigError, CorruptRecords, RecordTooLarge
 from semel.records.layout import COMPRESSION_NAMES, as_bytes_view
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from typing_extensions import Buffer
 
 # Kafka's default message.max.bytes is 1 MB; 128 MiB leaves room for a compression of two orders of magnitude and for
@@ -71,7 +70,7 @@ def compress(compression: str, data: Buffer, level: int | None = None) -> Buffer
         return _compress_snappy(as_bytes_view(data))
     if compression == "lz4":
         return _compress_lz4(as_bytes_view(data))
-    return _codec("zstd", level).compress(pa.py_buffer(data))
+    return _codec("zstd", level).compress(data)
 
 
 def decompress(compression: str, data: Buffer, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> Buffer:
@@ -80,24 +79,39 @@ def decompress(compression: str, data: Buffer, bytes_max: int = DECOMPRESSED_BYT
     Raises RecordTooLarge beyond the bound and CorruptRecords for anything that is not what the codec writes.
     """
     view = as_bytes_view(data)
+    if compression == "none":
+        return view
     try:
-        if compression == "none":
-            return view
         if compression == "gzip":
             return _decompress_gzip(view, bytes_max)
+        return _decompress_with_arrow(compression, view, bytes_max)
+    except (zlib.error, OSError) as error:
+        raise _undone(compression, error) from error
+
+
+def _decompress_with_arrow(compression: str, view: memoryview, bytes_max: int) -> Buffer:
+    import pyarrow as pa  # here and not above: a broker packs and unpacks nothing until it compacts
+
+    try:
         if compression == "snappy":
             return _decompress_snappy(view, bytes_max)
         if compression == "zstd":
             return _decompress_zstd(view, bytes_max)
         return _decompress_stream("lz4", view, bytes_max)
-    except (zlib.error, OSError, pa.ArrowException) as error:
-        raise CorruptRecords(
-            f"The records of a batch do not unpack as {compression} ({error}): the batch is damaged and cannot be read."
-        ) from error
+    except pa.ArrowException as error:
+        raise _undone(compression, error) from error
+
+
+def _undone(compression: str, error: Exception) -> CorruptRecords:
+    return CorruptRecords(
+        f"The records of a batch do not unpack as {compression} ({error}): the batch is damaged and cannot be read."
+    )
 
 
 @cache
 def _codec(name: str, level: int | None = None) -> pa.Codec:
+    import pyarrow as pa
+
     return pa.Codec(name, compression_level=level)
 
 
@@ -228,6 +242,8 @@ def _zstd_content_bytes(view: memoryview, bytes_max: int) -> int | None:
 
 
 def _decompress_stream(name: str, view: memoryview, bytes_max: int) -> Buffer:
+    import pyarrow as pa
+
     stream = pa.CompressedInputStream(pa.BufferReader(view), name)
     pieces: list[bytes] = []
     room = bytes_max

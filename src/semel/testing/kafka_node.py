@@ -16,7 +16,7 @@ from pathlib import Path
 from semel.errors import BrokerUnreachable, ConfigError, ConnectionLost, InvalidState, RequestTimedOut, SemelError
 from semel.testing.exchange import live_brokers
 from semel.testing.maven import java_command
-from semel.testing.processes import spawn
+from semel.processes import spawn
 from semel.testing.security import Protocol
 
 HOST = "127.0.0.1"

@@ -74,7 +74,7 @@ def _plan(entity: type[Entity]) -> Mapping[str, _FieldStep]:
 
 
 def _field_step(field: dataclasses.Field[Any]) -> _FieldStep:
-    nested = _nested_entity(field.type)
+    nested = nested_entity(field.type)
     is_array = "tuple" in str(field.type)
     if nested is not None:
 
@@ -93,18 +93,18 @@ def _field_step(field: dataclasses.Field[Any]) -> _FieldStep:
     return _FieldStep(lambda value, _: value, None)
 
 
-def _nested_entity(annotation: Any) -> type[Entity] | None:
+def nested_entity(annotation: Any) -> type[Entity] | None:
     """The entity class inside `Entity`, `tuple[Entity, ...]` or either with `| None`."""
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return cast(type[Entity], annotation)
     for argument in get_args(annotation):
-        found = _nested_entity(argument)
+        found = nested_entity(argument)
         if found is not None:
             return found
     return None
 
 
-class _ChunkWriter:
+class ChunkWriter:
     """Collects what kio writes; large pieces (record batches) are passed on by reference, never copied."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ def encode_request(request: RequestPayload, correlation_id: int, client_id: str)
         "correlation_id": correlation_id,
         "client_id": client_id,
     }
-    writer = _ChunkWriter()
+    writer = ChunkWriter()
     sink = cast(Any, writer)
     entity_writer(header_schema)(sink, header_schema(**header))
     entity_writer(type(request))(sink, request)
@@ -145,9 +145,14 @@ def encode_request(request: RequestPayload, correlation_id: int, client_id: str)
 
 def response_type_for(request: RequestPayload) -> type[ResponsePayload]:
     """The class of the answer to `request`."""
-    if request.__api_key__ == Api.DESCRIBE_TRANSACTIONS:
+    return _response_type(request.__api_key__, request.__version__)
+
+
+@cache
+def _response_type(api_key: int, version: int) -> type[ResponsePayload]:
+    if api_key == Api.DESCRIBE_TRANSACTIONS:
         return cast(type[ResponsePayload], DescribeTransactionsResponse)
-    return load_response_schema(request.__api_key__, request.__version__)
+    return load_response_schema(api_key, version)
 
 
 def read_correlation_id(frame: bytes | bytearray | memoryview) -> int:

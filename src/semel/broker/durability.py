@@ -1,0 +1,119 @@
+"""When bytes reach the disk: one sync at a time, shared by everybody who waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from semel.broker.storage.failures import StorageError
+
+if TYPE_CHECKING:
+    from semel.broker.storage.partition import Partition, Unsynced
+
+_LOG: Final = logging.getLogger("semel.broker")
+
+
+class Fsync(enum.Enum):
+    """What survives the loss of power. The end of the process alone loses nothing in any of them."""
+
+    ALWAYS = "always"
+    """Everything that was acknowledged; nothing is shown to readers before it is safe."""
+    COMMIT = "commit"
+    """Committed transactions with all their records and offsets, and who owns a transactional id."""
+    NEVER = "never"
+    """What the operating system has written by itself, as with Apache Kafka's defaults on a single node."""
+
+
+class Durability:
+    """Groups syncs: while one is under way, all who ask share the next."""
+
+    def __init__(self, mode: Fsync, on_failure: Callable[[Exception], None], *, in_thread: bool = True) -> None:
+        """`in_thread=False` blocks the loop while the disk works: only a simulated disk is fast enough for that."""
+        self.mode = mode
+        self._in_thread = in_thread
+        self._on_failure = on_failure
+        self._waiting: dict[Partition, None] = {}  # in the order of asking: the same run is the same again
+        self._next_round: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._executor: ThreadPoolExecutor | None = None
+
+    async def wait_committed(self, partitions: Iterable[Partition]) -> None:
+        """Return when all that these partitions hold survives the loss of power, unless the mode is NEVER."""
+        if self.mode is not Fsync.NEVER:
+            await self._join_round(partitions)
+
+    async def wait_acknowledged(self, partitions: Iterable[Partition]) -> None:
+        """The same for what no transaction commits; only the mode ALWAYS waits for it."""
+        if self.mode is Fsync.ALWAYS:
+            await self._join_round(partitions)
+
+    def note_appended(self, partitions: Iterable[Partition]) -> None:
+        """Nobody waits for these, but in the mode ALWAYS readers see them only after a sync."""
+        if self.mode is Fsync.ALWAYS:
+            self._round_for(partitions)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            await self._task
+        if self._executor is not None:
+            self._executor.shutdown()
+
+    def abandon(self) -> None:
+        """Wait only for the sync that is under way in the other thread; nobody hears of it."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+
+    def _join_round(self, partitions: Iterable[Partition]) -> asyncio.Future[None]:
+        # Shielded: a client that goes away must not cancel the round of the others.
+        return asyncio.shield(self._round_for(partitions))
+
+    def _round_for(self, partitions: Iterable[Partition]) -> asyncio.Future[None]:
+        self._waiting.update(dict.fromkeys(partitions))
+        if self._next_round is None:
+            self._next_round = asyncio.get_running_loop().create_future()
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._run_rounds())
+        return self._next_round
+
+    async def _run_rounds(self) -> None:
+        while self._next_round is not None:
+            done, self._next_round = self._next_round, None
+            partitions, self._waiting = list(self._waiting), {}
+            ends = [(partition, partition.log.log_end_offset) for partition in partitions]
+            try:
+                unsynced = [(one, dirty) for one in partitions if (dirty := one.dirty_files()) is not None]
+                await self._sync([dirty for _, dirty in unsynced])
+                for partition, dirty in unsynced:
+                    partition.mark_synced(dirty)
+            except StorageError as error:
+                # What the kernel has thrown away after a failed sync cannot be found out: only a restart, which reads
+                # what is there, gives a known state again. Nobody is told that anything was stored.
+                _LOG.critical("the disk refused a sync: %s", error)
+                self._on_failure(error)
+                return
+            for partition, end in ends:
+                if partition.hold_high_watermark:
+                    partition.advance_high_watermark(end)
+            done.set_result(None)
+        self._task = None
+
+    async def _sync(self, unsynced: list[Unsynced]) -> None:
+        if not unsynced:
+            return
+        if not self._in_thread:
+            _sync_all(unsynced)
+            return
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="semel-fsync")
+        await asyncio.get_running_loop().run_in_executor(self._executor, _sync_all, unsynced)
+
+
+def _sync_all(unsynced: list[Unsynced]) -> None:
+    for one in unsynced:
+        one.sync()

@@ -1,0 +1,89 @@
+"""ApiVersions (18), versions 0-4: what this broker can do, and which features are agreed on.
+
+Whether clients use transaction protocol 2 follows from the finalized feature `transaction.version`. Not done: a
+`metadata.version`, since there is no quorum behind this broker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from kio.index import load_request_schema
+from kio.schema.errors import ErrorCode
+
+from semel.broker.configs import BrokerSettings
+from semel.broker.context import Encoded, Reply, RequestContext
+from semel.wire.api import PROTOCOL_2_VERSIONS, TRANSACTION_FEATURE, Api
+from semel.wire.server import SERVER_VERSIONS, encode_response, respond
+
+if TYPE_CHECKING:
+    from semel.broker.state import Broker
+
+GROUP_FEATURE: Final = "group.version"
+_SUPPORTED: Final = {GROUP_FEATURE: (0, 1), TRANSACTION_FEATURE: (0, 2)}
+_CONSUMER_GROUP_APIS: Final = frozenset({Api.CONSUMER_GROUP_HEARTBEAT, Api.CONSUMER_GROUP_DESCRIBE})
+
+# Nothing here changes while the broker runs. It must not be negative: clients then take nothing as agreed on.
+_FEATURES_EPOCH: Final = 1
+
+# KIP-1022: clients of version 3 fail on a feature whose lowest version is 0, so it is kept from them.
+_LOWEST_ZERO_SINCE: Final = 4
+
+_SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
+
+
+def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
+    code = ErrorCode.none if _names_its_software(request) else ErrorCode.invalid_request
+    return _answer(broker.settings, request, context.api_version, code)
+
+
+def answer_newer_client(broker: Broker, correlation_id: int) -> Encoded:
+    """To a version that is not served, in version 0: the client then asks again in one that is (KIP-511)."""
+    request = load_request_schema(Api.API_VERSIONS, 0)()
+    answer = _answer(broker.settings, request, 0, ErrorCode.unsupported_version)
+    return Encoded(encode_response(answer, correlation_id))
+
+
+def _answer(settings: BrokerSettings, request: Any, version: int, code: ErrorCode) -> Any:
+    finalized = {TRANSACTION_FEATURE: settings.transaction_version, GROUP_FEATURE: int(_has_consumer_groups(settings))}
+    return respond(
+        request,
+        error_code=code,
+        api_keys=list(_api_keys(settings)),
+        supported_features=[
+            {"name": name, "min_version": lowest, "max_version": highest}
+            for name, (lowest, highest) in _SUPPORTED.items()
+            if lowest > 0 or version >= _LOWEST_ZERO_SINCE
+        ],
+        finalized_features_epoch=_FEATURES_EPOCH,
+        finalized_features=[
+            {"name": name, "max_version_level": level, "min_version_level": level}
+            for name, level in sorted(finalized.items())
+            if level > 0
+        ],
+        zk_migration_ready=False,
+    )
+
+
+def _api_keys(settings: BrokerSettings) -> Iterator[Mapping[str, int]]:
+    for api, served in SERVER_VERSIONS.items():
+        if api in _CONSUMER_GROUP_APIS and not _has_consumer_groups(settings):
+            continue
+        highest = served.highest
+        if settings.transaction_version < 2 and api in PROTOCOL_2_VERSIONS:
+            # As a 3.9 broker: some clients go by the version and not by the feature, and protocol 2 would break them.
+            highest = min(highest, PROTOCOL_2_VERSIONS[api] - 1)
+        # Older librdkafka turns compression off in silence where Produce 0 is not offered (KAFKA-18659).
+        lowest = 0 if api is Api.PRODUCE else served.lowest
+        yield {"api_key": int(api), "min_version": lowest, "max_version": highest}
+
+
+def _has_consumer_groups(settings: BrokerSettings) -> bool:
+    return "consumer" in settings.group_protocols
+
+
+def _names_its_software(request: Any) -> bool:
+    names = (getattr(request, field, None) for field in ("client_software_name", "client_software_version"))
+    return all(name is None or _SOFTWARE.fullmatch(name) for name in names)

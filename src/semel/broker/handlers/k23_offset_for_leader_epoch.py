@@ -1,0 +1,55 @@
+"""OffsetForLeaderEpoch (23), versions 2-4: where a leader's time ended. There is one leader for good, with epoch 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from semel.broker.acls import Operation, ResourceType
+from semel.broker.context import Reply, RequestContext
+from semel.broker.topic_answers import LEADER_EPOCH
+from semel.core.refusal import Refused
+from semel.wire.server import respond
+
+if TYPE_CHECKING:
+    from semel.broker.state import Broker
+
+_UNDEFINED: Final = (-1, -1)
+
+
+def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
+    return respond(
+        request,
+        topics=[
+            {
+                "topic": item.topic,
+                "partitions": [_answer(broker, context, item.topic, each) for each in item.partitions],
+            }
+            for item in request.topics
+        ],
+    )
+
+
+def _answer(broker: Broker, context: RequestContext, name: str, asked: Any) -> Mapping[str, Any]:
+    code, (epoch, end_offset) = ErrorCode.none, _UNDEFINED
+    try:
+        epoch, end_offset = _find(broker, context, name, asked)
+    except Refused as refusal:
+        code = refusal.code
+    return {"error_code": code, "partition": asked.partition, "leader_epoch": epoch, "end_offset": end_offset}
+
+
+def _find(broker: Broker, context: RequestContext, name: str, asked: Any) -> tuple[int, int]:
+    if not broker.authorizer.allows(context, Operation.DESCRIBE, ResourceType.TOPIC, name):
+        raise Refused(ErrorCode.topic_authorization_failed, "Authorization failed.")
+    partition = broker.partition(name, asked.partition)
+    if partition is None:
+        raise Refused(ErrorCode.unknown_topic_or_partition, "This server does not host this topic-partition.")
+    if asked.current_leader_epoch > LEADER_EPOCH:
+        raise Refused(ErrorCode.unknown_leader_epoch, f"leader epoch {asked.current_leader_epoch} has not been yet")
+    if asked.leader_epoch != LEADER_EPOCH:
+        return _UNDEFINED
+    # The end of the log, not what is synced: a client compares it with positions that it has read, which lie below.
+    return LEADER_EPOCH, partition.log.log_end_offset

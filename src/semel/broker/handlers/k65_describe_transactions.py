@@ -1,0 +1,57 @@
+"""DescribeTransactions (65), version 0: who owns a transactional id and what its transaction has written to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from kio.schema.errors import ErrorCode
+
+from semel.broker.acls import Operation, ResourceType
+from semel.broker.context import Answer, RequestContext
+from semel.wire.server import respond
+
+if TYPE_CHECKING:
+    from semel.broker.state import Broker
+
+
+def handle(broker: Broker, context: RequestContext, request: Any) -> Answer:
+    return respond(
+        request,
+        transaction_states=[_describe(broker, context, name) for name in dict.fromkeys(request.transactional_ids)],
+    )
+
+
+def _describe(broker: Broker, context: RequestContext, transactional_id: str) -> dict[str, Any]:
+    metadata = broker.transactions.coordinator.get(transactional_id)
+    if not broker.authorizer.allows(context, Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id):
+        return _unknown(transactional_id, ErrorCode.transactional_id_authorization_failed)
+    if metadata is None:
+        return _unknown(transactional_id, ErrorCode.transactional_id_not_found)
+    topics: dict[str, list[int]] = defaultdict(list)
+    for topic, index in sorted(metadata.partitions):
+        if broker.authorizer.allows(context, Operation.DESCRIBE, ResourceType.TOPIC, topic):
+            topics[topic].append(index)
+    return {
+        "error_code": ErrorCode.none,
+        "transactional_id": transactional_id,
+        "transaction_state": metadata.status.title,
+        "transaction_timeout": metadata.timeout_ms,
+        "transaction_start_time_ms": metadata.start_ms,
+        "producer_id": metadata.producer_id,
+        "producer_epoch": metadata.producer_epoch,
+        "topics": [{"topic": topic, "partitions": indexes} for topic, indexes in topics.items()],
+    }
+
+
+def _unknown(transactional_id: str, code: ErrorCode) -> dict[str, Any]:
+    return {
+        "error_code": code,
+        "transactional_id": transactional_id,
+        "transaction_state": "",
+        "transaction_timeout": 0,
+        "transaction_start_time_ms": -1,
+        "producer_id": -1,
+        "producer_epoch": -1,
+        "topics": [],
+    }

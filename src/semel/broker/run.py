@@ -1,0 +1,60 @@
+"""The broker's process: start, say where it listens, and stop cleanly when told to.
+
+Run as a module by `semel broker` and by `semel.Broker()`; it imports as little as it can, so that it is there at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from typing import Final
+
+from semel.broker.state import Broker, BrokerOptions
+from semel.errors import SemelError
+
+READY: Final = "semel broker ready on "
+_LOG: Final = logging.getLogger("semel.broker")
+
+
+def run(options: BrokerOptions, *, metrics_port: int | None = None, log_level: str = "info") -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code of the process."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=log_level.upper())
+    try:
+        return asyncio.run(_serve(options, metrics_port))
+    except (SemelError, OSError) as error:
+        print(f"semel broker cannot start: {error}", file=sys.stderr)
+        return 1
+
+
+async def _serve(options: BrokerOptions, metrics_port: int | None) -> int:
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[int] = loop.create_future()
+
+    def stop(code: int) -> None:
+        if not stopped.done():
+            stopped.set_result(code)
+
+    def fatal(error: Exception) -> None:
+        # No goodbye: what is in memory may say more than what is on disk, and must not be told to anybody.
+        _LOG.critical("the broker ends: %s", error)
+        os._exit(70)
+
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stop, 0)
+    broker = Broker(options, on_fatal=fatal)
+    await broker.start()
+    metrics: asyncio.Server | None = None
+    try:
+        if metrics_port is not None:
+            from semel.broker.metrics_page import serve_metrics
+
+            metrics = await serve_metrics(broker, metrics_port)
+        print(f"{READY}{broker.bootstrap}", flush=True)
+        return await stopped
+    finally:
+        if metrics is not None:
+            metrics.close()
+        await broker.stop()

@@ -1,0 +1,387 @@
+"""The broker as a whole: its parts, how they start and stop, and what runs by the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from uuid import UUID, uuid4
+
+from semel.broker.acls import AllowAll, Authorizer
+from semel.broker.clock import Clock, SystemClock
+from semel.broker.configs import BrokerSettings, TopicSettings, topic_settings
+from semel.broker.durability import Durability, Fsync
+from semel.broker.failpoints import reach
+from semel.broker.fetch_sessions import FetchSessions
+from semel.broker.group_runtime import GroupRuntime
+from semel.broker.listeners import ListenerSettings, check_listeners
+from semel.broker.metrics import Metrics
+from semel.broker.producer_ids import ProducerIds
+from semel.broker.sockets import Listener
+from semel.broker.storage.data_directory import DataDirectory
+from semel.broker.storage.disk import Disk, RealDisk
+from semel.broker.storage.failures import StorageError
+from semel.broker.storage.log_settings import LogSettings
+from semel.broker.storage.partition import Partition
+from semel.broker.topics import Topic, TopicStore
+from semel.broker.transaction_runtime import CONSUMER_OFFSETS, TRANSACTION_STATE, TransactionRuntime
+
+if TYPE_CHECKING:
+    from semel.broker.connection import Connection
+    from semel.broker.context import RequestContext
+    from semel.broker.faults import Faults
+    from semel.broker.sasl import SaslExchange
+
+_LOG: Final = logging.getLogger("semel.broker")
+
+_TICK_MS: Final = 100
+_FINISH_S: Final = 10.0
+_BOOT_META: Final = "boot_id"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerOptions:
+    """How a broker is to run. Everything has a default but the data directory."""
+
+    data: Path
+    config: Mapping[str, str] = field(default_factory=dict[str, str])
+    listeners: Sequence[ListenerSettings] = (ListenerSettings(),)
+    fsync: Fsync = Fsync.COMMIT
+    plain_users: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Names and passwords of those who may log in by SASL PLAIN."""
+    scram_users: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """The same for SCRAM-SHA-256 and SCRAM-SHA-512."""
+
+
+class Broker:
+    """All state of one broker. It belongs to the thread of its event loop.
+
+    `boot_id` names the run of the operating system: when it has changed since an end that was not clean, the power may
+    have been lost, and with it what was never synced.
+    """
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+        faults: Faults | None = None,
+        boot_id: str | None = None,
+        new_id: Callable[[], UUID] = uuid4,
+        on_fatal: Callable[[Exception], None] | None = None,
+        sync_in_thread: bool = True,
+    ) -> None:
+        check_listeners(options.listeners)
+        self.options = options
+        self.clock: Clock = clock or SystemClock()
+        self.disk: Disk = disk or RealDisk()
+        self.faults = faults
+        self.metrics = Metrics()
+        self.settings = BrokerSettings({"log.dirs": str(options.data), **options.config})
+        self.durability = Durability(options.fsync, on_fatal or _log_fatal, in_thread=sync_in_thread)
+        self._boot_id = _read_boot_id() if boot_id is None else boot_id
+        self.new_id = new_id
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._topic_settings: dict[str, TopicSettings] = {}
+        self._connections: dict[Connection, None] = {}  # in the order they came: the same run is the same again
+        self._requests: dict[asyncio.Task[None], None] = {}
+        """Those that wait for something, also when their clients have gone."""
+        self._listeners: list[Listener] = []
+        self._tick_task: asyncio.Task[None] | None = None
+        self._due_ms: dict[str, int] = {}
+        self._is_stopping = False
+
+    # Starting and stopping.
+
+    async def start(self, *, listen: bool = True) -> None:
+        """Recover what is on disk, then listen. A simulation brings the connections itself and does not listen."""
+        self.directory = DataDirectory(str(self.options.data), self.disk)
+        try:
+            await self._recover()
+            if listen:
+                self._listeners = [Listener(self, settings) for settings in self.options.listeners]
+        except BaseException:
+            self.directory.close(clean=False)
+            raise
+        for listener in self._listeners:
+            listener.start()
+        self._schedule_tick()
+
+    async def _recover(self) -> None:
+        self.producer_ids = ProducerIds(self.directory)
+        self.topics = TopicStore(self.directory, self, new_id=self.new_id)
+        self.settings = self.settings.with_dynamic(
+            default=self.topics.broker_configs.get("", {}),
+            own=self.topics.broker_configs.get(str(self.settings.node_id), {}),
+        )
+        self.settings.warn_of_unknown()
+        self._init_security()
+        self.fetch_sessions = FetchSessions(self.settings.fetch_sessions_max, lambda: self.new_id().int)
+        self.transactions = TransactionRuntime(self)
+        self.groups = GroupRuntime(self)
+        for topic in self.topics:
+            self._open(topic, range(topic.partition_count))
+        self._remove_strangers()
+        reach("after_partitions_opened")
+        self.transactions.load(self.partitions_of(TRANSACTION_STATE))
+        self.groups.load(self.partitions_of(CONSUMER_OFFSETS))
+        reach("after_coordinators_loaded")
+        await self.transactions.recover(power_was_lost=self._was_power_lost())
+        self.directory.write_meta(_BOOT_META, self._boot_id.encode())
+
+    def _was_power_lost(self) -> bool:
+        if self.directory.was_clean:
+            return False
+        last = self.directory.read_meta(_BOOT_META)
+        return last is not None and last.decode() != self._boot_id
+
+    async def stop(self, *, clean: bool = True) -> None:
+        """Answer nobody any more, and leave everything on disk so that the next start need not search."""
+        self._is_stopping = True
+        for listener in self._listeners:
+            listener.close()
+        self.close_connections()
+        await self._finish_requests()
+        if self._tick_task is not None:
+            await self._tick_task
+        await self.durability.close()
+        for partition in self._partitions.values():
+            partition.close(clean=clean)
+        self.directory.close(clean=clean)
+
+    async def _finish_requests(self) -> None:
+        """A commit that is under way comes to its end: it must not write to files that were closed as complete."""
+        self.groups.give_up_waiting()
+        if self._requests:
+            _, still_waiting = await asyncio.wait(list(self._requests), timeout=_FINISH_S)
+            for task in still_waiting:
+                task.cancel()
+
+    def abandon(self) -> None:
+        """End as a killed process does: nothing more is written, and nobody is told. For tests."""
+        self._is_stopping = True
+        for listener in self._listeners:
+            listener.close()
+        self.close_connections()
+        self.durability.abandon()
+        for partition in self._partitions.values():
+            partition.close(clean=False)
+        self.directory.close(clean=False)
+
+    def _init_security(self) -> None:
+        from semel.broker.credentials import CredentialStore
+
+        settings = self.settings
+        self.credentials = CredentialStore(
+            plain=self.options.plain_users, scram=self.options.scram_users, store=self.directory
+        )
+        self.authorizer: Authorizer = AllowAll()
+        if settings.authorizer_class_name:
+            self.authorizer = Authorizer(
+                [name.strip() for name in settings.super_users.split(";") if name.strip()],
+                settings.allow_everyone_if_no_acl_found,
+                self.directory,
+            )
+
+    # Addresses.
+
+    @property
+    def bootstrap(self) -> str:
+        """Where the first listener is."""
+        host, port = self._listeners[0].settings.advertised(self._listeners[0].port)
+        return f"{host}:{port}"
+
+    def ports(self) -> list[int]:
+        return [listener.port for listener in self._listeners]
+
+    def advertised(self, context: RequestContext) -> tuple[str, int]:
+        """What a client is told to connect to: the listener that it came through."""
+        settings = context.connection.listener
+        port = next((one.port for one in self._listeners if one.settings is settings), settings.port)
+        return settings.advertised(port)
+
+    # Topics and partitions.
+
+    def partition(self, topic: str, index: int) -> Partition | None:
+        return self._partitions.get((topic, index))
+
+    def partitions_of(self, topic: str) -> list[Partition]:
+        return [partition for partition in self._partitions.values() if partition.topic == topic]
+
+    def all_partitions(self) -> Iterator[Partition]:
+        return iter(list(self._partitions.values()))
+
+    def topic_settings(self, topic: str) -> TopicSettings:
+        return self._topic_settings[topic]
+
+    def ensure_internal_topic(self, name: str) -> Topic:
+        return self.topics.get(name) or self.topics.ensure_internal(name, self.settings)
+
+    @property
+    def acknowledges_after_sync(self) -> bool:
+        return self.durability.mode is Fsync.ALWAYS
+
+    def _open(self, topic: Topic, indexes: Iterable[int]) -> None:
+        self.on_config(topic)
+        opened: list[Partition] = []
+        try:
+            for index in indexes:
+                if opened:
+                    reach("between_new_partitions")
+                partition = self.directory.open_partition(
+                    topic.name,
+                    index,
+                    self._topic_settings[topic.name].log,
+                    now_ms=self.clock.now_ms(),
+                    hold_high_watermark=self.acknowledges_after_sync,
+                )
+                opened.append(partition)
+        except StorageError:
+            for partition in opened:
+                partition.close(clean=False)
+            raise
+        for partition in opened:
+            self._partitions[topic.name, partition.index] = partition
+
+    def _remove_strangers(self) -> None:
+        """What is left of topics whose deletion was cut short: a new topic of that name must not find old records."""
+        for name, index in self.directory.partitions():
+            if (name, index) not in self._partitions:
+                _LOG.info("removing %s-%d, which belongs to no topic", name, index)
+                self.directory.open_partition(name, index, LogSettings(), now_ms=self.clock.now_ms()).delete()
+
+    def on_created(self, topic: Topic) -> None:
+        self._open(topic, range(topic.partition_count))
+
+    def on_grown(self, topic: Topic, first_new: int) -> None:
+        self._open(topic, range(first_new, topic.partition_count))
+
+    def on_deleted(self, topic: Topic) -> None:
+        del self._topic_settings[topic.name]
+        for index in range(topic.partition_count):
+            try:
+                self._partitions.pop((topic.name, index)).delete()
+            except StorageError as error:
+                self.note_storage_error(error)  # the next start removes what is left
+        self.groups.topic_deleted(topic.name)
+
+    def on_config(self, topic: Topic) -> None:
+        settings = self._topic_settings[topic.name] = topic_settings(topic.configs, self.settings)
+        for partition in self.partitions_of(topic.name):
+            partition.settings = settings.log
+
+    # Connections.
+
+    def new_sasl_exchange(self, listener: ListenerSettings) -> SaslExchange | None:
+        if not listener.uses_sasl:
+            return None
+        from semel.broker.sasl import SaslExchange
+
+        return SaslExchange(
+            listener.sasl_mechanisms,
+            self.credentials,
+            now_ms=self.clock.now_ms,
+            session_lifetime_ms=listener.session_lifetime_ms,
+        )
+
+    def connection_opened(self, connection: Connection) -> None:
+        self._connections[connection] = None
+        self.metrics.connections_opened += 1
+
+    def request_waits(self, task: asyncio.Task[None]) -> None:
+        self._requests[task] = None
+        task.add_done_callback(lambda _: self._requests.pop(task, None))
+
+    def connection_closed(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+
+    def close_connections(self) -> None:
+        for connection in list(self._connections):
+            connection.close()
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    # Time.
+
+    def _schedule_tick(self) -> None:
+        if not self._is_stopping:
+            self.clock.call_later(_TICK_MS, self._start_tick)
+
+    def _start_tick(self) -> None:
+        if not self._is_stopping:
+            self._tick_task = asyncio.ensure_future(self._tick())
+
+    async def wait_tick(self) -> None:
+        """Return when the clock work that has begun is done."""
+        if self._tick_task is not None:
+            await self._tick_task
+
+    async def _tick(self) -> None:
+        try:
+            await self.transactions.tick()
+            self.groups.tick()
+            self._keep_house()
+        except Exception:
+            # One failed round must not end all time-outs; the next is a tenth of a second away.
+            _LOG.exception("the broker's clock work failed")
+            self.metrics.unexpected_errors += 1
+        self._schedule_tick()
+
+    def _keep_house(self) -> None:
+        settings = self.settings
+        if self._is_due("connections", settings.connections_idle_max_ms // 10):
+            self._close_idle()
+        if self._is_due("retention", settings.retention_check_interval_ms):
+            self._for_each_partition(lambda partition: partition.apply_retention(self.clock.now_ms()))
+        if settings.cleaner_enabled and self._is_due("compaction", settings.cleaner_backoff_ms):
+            self._for_each_partition(lambda partition: partition.compact(self.clock.now_ms()))
+        if self._is_due("producers", settings.producer_id_expiration_check_interval_ms):
+            self._for_each_partition(lambda partition: partition.expire_producers(self.clock.now_ms()))
+        if self._is_due("transactional ids", settings.transactional_id_expiration_check_interval_ms):
+            self.transactions.expire()
+        if self._is_due("offsets", settings.offsets_retention_check_interval_ms):
+            self.groups.expire()
+
+    def _is_due(self, what: str, interval_ms: int) -> bool:
+        now_ms = self.clock.now_ms()
+        if now_ms < self._due_ms.setdefault(what, now_ms + interval_ms):
+            return False
+        self._due_ms[what] = now_ms + interval_ms
+        return True
+
+    def _for_each_partition(self, work: Callable[[Partition], object]) -> None:
+        for partition in self.all_partitions():
+            try:
+                work(partition)
+            except StorageError as error:
+                self.note_storage_error(error)
+
+    def _close_idle(self) -> None:
+        oldest_ms = self.clock.now_ms() - self.settings.connections_idle_max_ms
+        for connection in list(self._connections):
+            if connection.last_active_ms < oldest_ms and not connection.is_busy:
+                connection.close()
+
+    # Failures.
+
+    def note_storage_error(self, error: Exception) -> None:
+        self.metrics.storage_errors += 1
+        _LOG.error("%s", error)
+
+
+def _log_fatal(error: Exception) -> None:
+    _LOG.critical("the broker cannot go on: %s", error)
+
+
+def _read_boot_id() -> str:
+    """What names this run of the operating system; empty where there is no such thing."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

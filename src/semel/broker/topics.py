@@ -1,0 +1,407 @@
+"""The topics there are: their ids, partition counts and configs, kept in one small file that is replaced whole.
+
+Deciding (`decide_*`) checks by Kafka's rules and changes nothing; `create`, `grow`, `alter_config` and `delete` make
+the change durable and then tell the broker, which opens and closes partitions.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from base64 import urlsafe_b64encode
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from semel.broker.config_types import InvalidConfig
+from semel.broker.configs import BrokerSettings
+from semel.broker.failpoints import reach
+from semel.broker.storage.failures import StorageError
+from semel.broker.topic_configs import SEGMENT_BYTES_MIN, check_together, parse_topic_configs
+from semel.broker.topic_names import colliding, refuse_bad_name
+from semel.core.refusal import Refused
+from semel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from semel.broker.acls import MetaStore
+
+_LOG: Final = logging.getLogger("semel.broker")
+
+META_NAME: Final = "topics.json"
+META_VERSION: Final = 1
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+TRANSACTION_TOPIC: Final = "__transaction_state"
+INTERNAL_TOPICS: Final = frozenset({OFFSETS_TOPIC, TRANSACTION_TOPIC})
+
+DISK_FAILURES: Final = (OSError, StorageError)
+
+_DEFAULT: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic. `configs` is what was set for it, as text under Kafka's names; the rest comes from the broker."""
+
+    name: str
+    topic_id: UUID
+    partition_count: int
+    configs: Mapping[str, str]
+
+    @property
+    def is_internal(self) -> bool:
+        return self.name in INTERNAL_TOPICS
+
+
+class TopicListener(Protocol):
+    """What is done when topics change. The change is durable by then.
+
+    An OSError or StorageError from `on_created` and `on_grown` undoes the change; they leave nothing open behind.
+    """
+
+    def on_created(self, topic: Topic, /) -> None: ...
+    def on_deleted(self, topic: Topic, /) -> None: ...
+    def on_grown(self, topic: Topic, first_new: int, /) -> None: ...
+    def on_config(self, topic: Topic, /) -> None: ...
+
+
+class TopicStore:
+    """All topics by name and by id, the cluster's id, and the broker configs that were altered while running."""
+
+    def __init__(self, meta: MetaStore, listener: TopicListener, *, new_id: Callable[[], UUID]) -> None:
+        self._meta = meta
+        self._listener = listener
+        self._new_id = new_id
+        self._topics: dict[str, Topic] = {}
+        self._by_id: dict[UUID, Topic] = {}
+        self.broker_configs: dict[str, dict[str, str]] = {}
+        """Dynamic broker configs by the broker's id as text; "" stands for all brokers."""
+        stored = meta.read_meta(META_NAME)
+        if stored is None:
+            self.cluster_id = _new_cluster_id(new_id)
+            self._write(self._topics)
+        else:
+            self._load(_parse(stored))
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> Topic | None:
+        return self._topics.get(name)
+
+    def by_id(self, topic_id: UUID) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(list(self._topics.values()))
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._topics
+
+    # -- deciding ------------------------------------------------------------------------------------------------------
+
+    def decide_create(
+        self,
+        name: str,
+        settings: BrokerSettings,
+        *,
+        partition_count: int = _DEFAULT,
+        replication_factor: int = _DEFAULT,
+        assignments: Mapping[int, Sequence[int]] | None = None,
+        configs: Mapping[str, str | None] | None = None,
+    ) -> Topic:
+        """The topic that would be created; -1 is the broker's default. `assignments` is brokers by partition."""
+        refuse_bad_name(name)
+        if name in self._topics:
+            raise Refused(ErrorCode.topic_already_exists, f"Topic '{name}' already exists.")
+        if name in INTERNAL_TOPICS:
+            raise Refused(
+                ErrorCode.invalid_topic_exception, f"Topic '{name}' is internal: the broker creates it itself."
+            )
+        other = colliding(name, self._topics)
+        if other is not None:
+            raise Refused(ErrorCode.invalid_topic_exception, f"Topic '{name}' collides with existing topic: {other}")
+        texts = decide_configs(configs or {}, settings)
+        if assignments:
+            count = _count_by_assignments(assignments, partition_count, replication_factor, settings)
+        else:
+            count = _count_by_numbers(partition_count, replication_factor, settings)
+        return Topic(name, self._new_topic_id(), count, texts)
+
+    def decide_internal(self, name: str, settings: BrokerSettings) -> Topic:
+        """An internal topic in its own shape, if it is not there yet."""
+        there = self._topics.get(name)
+        if there is not None:
+            return there
+        if name == OFFSETS_TOPIC:
+            configs = {"compression.type": "producer", **_segment_bytes(settings.offsets_segment_bytes)}
+            count = settings.offsets_partitions
+        else:
+            configs = {
+                "compression.type": "uncompressed",
+                "min.insync.replicas": str(settings.transaction_log_min_isr),
+                **_segment_bytes(settings.transaction_log_segment_bytes),
+                "unclean.leader.election.enable": "false",
+            }
+            count = settings.transaction_log_partitions
+        return Topic(name, self._new_topic_id(), count, {"cleanup.policy": "compact", **configs})
+
+    def decide_grow(
+        self, name: str, count: int, settings: BrokerSettings, assignments: Sequence[Sequence[int]] | None = None
+    ) -> Topic:
+        """The topic with `count` partitions in all."""
+        topic = self._topics.get(name)
+        if topic is None:
+            raise Refused(ErrorCode.unknown_topic_or_partition, "This server does not host this topic-partition.")
+        if topic.is_internal:
+            # Groups and transactional ids are found by hash modulo this count: they would be looked for elsewhere.
+            raise Refused(ErrorCode.policy_violation, f"Topic '{name}' is internal: its partition count cannot change.")
+        if count == topic.partition_count:
+            raise Refused(ErrorCode.invalid_partitions, f"Topic already has {count} partition(s).")
+        if count < topic.partition_count:
+            there = f"The topic {name} currently has {topic.partition_count} partition(s)"
+            raise Refused(ErrorCode.invalid_partitions, f"{there}; {count} would not be an increase.")
+        if assignments is not None:
+            new = count - topic.partition_count
+            if len(assignments) != new:
+                raise Refused(
+                    ErrorCode.invalid_replica_assignment,
+                    f"Attempted to add {new} additional partition(s), but only {len(assignments)} assignment(s) were "
+                    "specified.",
+                )
+            for broker_ids in assignments:
+                _refuse_bad_replicas(broker_ids, settings)
+        return replace(topic, partition_count=count)
+
+    # -- changing ------------------------------------------------------------------------------------------------------
+
+    def create(self, topic: Topic) -> Topic:
+        """Create what `decide_create` gave. Durable when this returns."""
+        self._change({**self._topics, topic.name: topic})
+        reach("after_topic_stored")
+        try:
+            self._listener.on_created(topic)
+        except DISK_FAILURES as error:
+            self._undo({name: there for name, there in self._topics.items() if name != topic.name}, error)
+        return topic
+
+    def ensure_internal(self, name: str, settings: BrokerSettings) -> Topic:
+        """The internal topic of this name, created first if it is missing."""
+        return self._topics.get(name) or self.create(self.decide_internal(name, settings))
+
+    def grow(self, topic: Topic) -> Topic:
+        """Add the partitions that `decide_grow` gave. Durable when this returns."""
+        before = self._topics[topic.name]
+        self._change({**self._topics, topic.name: topic})
+        try:
+            self._listener.on_grown(topic, before.partition_count)
+        except DISK_FAILURES as error:
+            self._undo({**self._topics, topic.name: before}, error)
+        return topic
+
+    def alter_config(self, name: str, configs: Mapping[str, str]) -> Topic:
+        """Replace a topic's configs by these, which `decide_configs` has checked."""
+        topic = replace(self._topics[name], configs=dict(configs))
+        self._change({**self._topics, name: topic})
+        self._listener.on_config(topic)
+        return topic
+
+    def delete(self, name: str) -> Topic:
+        """Forget a topic. Once this is durable its partitions are nobody's, whatever of them is still on disk."""
+        topic = self._topics[name]
+        self._change({other: there for other, there in self._topics.items() if other != name})
+        reach("after_topic_forgotten")
+        try:
+            self._listener.on_deleted(topic)
+        except DISK_FAILURES as error:
+            _LOG.warning("topic %s is deleted, but not all of its files: %s", name, error)
+        return topic
+
+    def alter_broker_config(self, broker: str, configs: Mapping[str, str]) -> None:
+        """Replace the dynamic configs of a broker ("" for all). Every topic's defaults may have changed with them:
+        whoever calls this puts the new settings in force and then calls `reconfigure_all`."""
+        before = self.broker_configs
+        self.broker_configs = {name: texts for name, texts in before.items() if name != broker}
+        if configs:
+            self.broker_configs[broker] = dict(configs)
+        try:
+            self._change(self._topics)
+        except Refused:
+            self.broker_configs = before
+            raise
+
+    def reconfigure_all(self) -> None:
+        for topic in self:
+            self._listener.on_config(topic)
+
+    # -- on disk -------------------------------------------------------------------------------------------------------
+
+    def _change(self, topics: dict[str, Topic]) -> None:
+        try:
+            self._write(topics)
+        except DISK_FAILURES as error:
+            raise _not_stored(error) from error
+        self._replay(topics)
+
+    def _undo(self, topics: dict[str, Topic], cause: Exception) -> None:
+        # In memory the change is taken back in any case. If the disk refuses this too, the next start finds the
+        # topic with empty partitions: the client was told of an error, so either is a right outcome.
+        self._replay(topics)
+        try:
+            self._write(topics)
+        except DISK_FAILURES as error:
+            raise _not_stored(error) from cause
+        raise _not_stored(cause) from cause
+
+    def _replay(self, topics: dict[str, Topic]) -> None:
+        self._topics = topics
+        self._by_id = {topic.topic_id: topic for topic in topics.values()}
+
+    def _write(self, topics: Mapping[str, Topic]) -> None:
+        content = {
+            "version": META_VERSION,
+            "cluster_id": self.cluster_id,
+            "broker_configs": self.broker_configs,
+            "topics": [
+                {
+                    "name": topic.name,
+                    "id": str(topic.topic_id),
+                    "partitions": topic.partition_count,
+                    "configs": dict(topic.configs),
+                }
+                for topic in topics.values()
+            ],
+        }
+        self._meta.write_meta(META_NAME, json.dumps(content, indent=1).encode())
+
+    def _load(self, content: Any) -> None:
+        try:
+            self.cluster_id = str(content["cluster_id"])
+            self.broker_configs = {broker: dict(texts) for broker, texts in content["broker_configs"].items()}
+            topics = [
+                Topic(item["name"], UUID(item["id"]), int(item["partitions"]), dict(item["configs"]))
+                for item in content["topics"]
+            ]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _damaged(repr(error)) from error
+        self._replay({topic.name: topic for topic in topics})
+
+    def _new_topic_id(self) -> UUID:
+        topic_id = self._new_id()
+        while topic_id in self._by_id:
+            topic_id = self._new_id()
+        return topic_id
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+def decide_configs(configs: Mapping[str, str | None], settings: BrokerSettings) -> dict[str, str]:
+    """Topic configs that may be set, as they are to be stored; otherwise INVALID_CONFIG."""
+    nothing = [name for name, text in configs.items() if text is None]
+    if nothing:
+        raise Refused(
+            ErrorCode.invalid_config, f"Null value not supported for topic configs: {','.join(sorted(nothing))}"
+        )
+    texts = {name: text.strip() for name, text in configs.items() if text is not None}
+    try:
+        check_together({**settings.topic_defaults, **parse_topic_configs(texts)})
+    except InvalidConfig as error:
+        raise Refused(ErrorCode.invalid_config, str(error)) from error
+    return texts
+
+
+def _count_by_numbers(partition_count: int, replication_factor: int, settings: BrokerSettings) -> int:
+    if partition_count < _DEFAULT or partition_count == 0:
+        raise Refused(ErrorCode.invalid_partitions, "Number of partitions was set to an invalid non-positive value.")
+    if replication_factor < _DEFAULT or replication_factor == 0:
+        raise Refused(
+            ErrorCode.invalid_replication_factor,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+        )
+    if replication_factor > 1:
+        raise Refused(
+            ErrorCode.invalid_replication_factor,
+            f"Unable to replicate the partition {replication_factor} time(s): The target replication factor of "
+            f"{replication_factor} cannot be reached because only 1 broker(s) are registered.",
+        )
+    return settings.num_partitions if partition_count == _DEFAULT else partition_count
+
+
+def _count_by_assignments(
+    assignments: Mapping[int, Sequence[int]], partition_count: int, replication_factor: int, settings: BrokerSettings
+) -> int:
+    for given, what in ((replication_factor, "replication factor"), (partition_count, "number of partitions")):
+        if given != _DEFAULT:
+            raise Refused(
+                ErrorCode.invalid_request,
+                f"A manual partition assignment was specified, but {what} was not set to -1.",
+            )
+    for broker_ids in assignments.values():
+        _refuse_bad_replicas(broker_ids, settings)
+    if sorted(assignments) != list(range(len(assignments))):
+        raise Refused(
+            ErrorCode.invalid_replica_assignment, "partitions should be a consecutive 0-based integer sequence"
+        )
+    return len(assignments)
+
+
+def _refuse_bad_replicas(broker_ids: Sequence[int], settings: BrokerSettings) -> None:
+    complaint = None
+    if not broker_ids:
+        complaint = "an empty replica list."
+    elif len(set(broker_ids)) < len(broker_ids):
+        twice = Counter(broker_ids).most_common(1)[0][0]
+        complaint = f"the broker {twice} more than once."
+    else:
+        unknown = next((broker for broker in broker_ids if broker != settings.node_id), None)
+        if unknown is not None:
+            complaint = f"broker {unknown}, but no such broker is registered."
+    if complaint is not None:
+        raise Refused(ErrorCode.invalid_replica_assignment, f"The manual partition assignment includes {complaint}")
+
+
+def _segment_bytes(count: int) -> dict[str, str]:
+    # The broker's configs for internal topics have no lower bound, the topic config has (KIP-1030).
+    return {"segment.bytes" if count >= SEGMENT_BYTES_MIN else "internal.segment.bytes": str(count)}
+
+
+# -- small things ------------------------------------------------------------------------------------------------------
+
+
+def _new_cluster_id(new_id: Callable[[], UUID]) -> str:
+    text = "-"
+    while text.startswith("-"):  # Kafka's tools would take it for an option
+        text = urlsafe_b64encode(new_id().bytes).decode().rstrip("=")
+    return text
+
+
+def _parse(stored: bytes) -> Any:
+    try:
+        content = json.loads(stored)
+    except ValueError as error:
+        raise _damaged(str(error)) from error
+    version = content.get("version") if isinstance(content, dict) else None
+    if version != META_VERSION:
+        raise ConfigError(
+            f"{META_NAME} in the data directory has version {version}, and this Semel reads version {META_VERSION}. "
+            "Nothing was changed; use the Semel that wrote it."
+        )
+    return content
+
+
+def _damaged(reason: str) -> ConfigError:
+    return ConfigError(
+        f"{META_NAME} in the data directory cannot be read ({reason}). The records are still there, but no topic is "
+        "known; restore this file from a copy of the folder."
+    )
+
+
+def _not_stored(error: Exception) -> Refused:
+    return Refused(ErrorCode.kafka_storage_error, f"The change could not be stored: {error}")

@@ -1,0 +1,18 @@
+"""Where the `semel` command begins. The broker goes past typer, whose import would cost it a fifth of a second."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command that `sys.argv` says."""
+    if sys.argv[1:2] == ["broker"]:
+        from semel.broker.__main__ import leave_out_hypothesis
+        from semel.broker.__main__ import main as run_broker
+
+        leave_out_hypothesis()
+        sys.exit(run_broker(sys.argv[2:]))
+    from semel.cli.main import app
+
+    app()

@@ -1,0 +1,82 @@
+"""What KIP-848 members subscribe to: regular expressions made into topic names, and a hash that shows a change.
+
+Kafka compiles expressions with RE2; here Python's `re` does, whose syntax is nearly the same. A name must match as a
+whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from semel.core.consumer_group_records import ResolvedRegex
+from semel.core.refusal import Refused
+
+# Topic id and number of partitions by topic name.
+Topics = Mapping[str, tuple[UUID, int]]
+
+
+@lru_cache(maxsize=64)
+def compile_regex(regex: str) -> re.Pattern[str]:
+    """Compile, or refuse with INVALID_REGULAR_EXPRESSION."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return re.compile(regex)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise Refused(
+            ErrorCode.invalid_regular_expression, f"SubscribedTopicRegex {regex!r} is not a valid expression: {error}"
+        ) from error
+
+
+def resolve(
+    regexes: Iterable[str],
+    known: Mapping[str, ResolvedRegex],
+    topics: Topics,
+    may_describe: Callable[[str], bool],
+    now_ms: int,
+    refresh_interval_ms: int,
+) -> dict[str, ResolvedRegex]:
+    """The expressions that must be tried (anew) and what they match: unknown ones, and all after topics changed.
+
+    After the interval they are tried even if no topic came or went, since the rights to see topics may have changed.
+    """
+    regexes = sorted(regexes)
+    if not regexes:
+        return {}
+    version = _hash64(sorted(topics))
+    return {
+        regex: ResolvedRegex(
+            tuple(name for name in sorted(topics) if compile_regex(regex).fullmatch(name) and may_describe(name)),
+            version,
+            now_ms,
+        )
+        for regex in regexes
+        if _is_outdated(known.get(regex), version, now_ms - refresh_interval_ms)
+    }
+
+
+def _is_outdated(resolved: ResolvedRegex | None, version: int, oldest_ms: int) -> bool:
+    return resolved is None or resolved.version != version or resolved.timestamp_ms <= oldest_ms
+
+
+def hash_of_topics(names: Iterable[str], topics: Topics) -> int:
+    """A number that changes when one of these topics is created, deleted, made anew or grown; 0 if none exists.
+
+    It is kept with the group (KIP-1101), so that a change is noticed also across a restart.
+    """
+    seen = sorted((name, *topics[name]) for name in names if name in topics)
+    return (
+        _hash64(f"{name}/{topic_id.hex}/{partition_count}" for name, topic_id, partition_count in seen) if seen else 0
+    )
+
+
+def _hash64(parts: Iterable[str]) -> int:
+    digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)

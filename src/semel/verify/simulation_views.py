@@ -1,0 +1,215 @@
+"""What the logs say, read batch by batch as they grow, by rules of its own: nothing of `core` decides here.
+
+A view follows one partition; it knows which records are committed, aborted or open, from the markers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from semel.broker.storage.partition import Partition
+from semel.core.group_coordinator import decode_record
+from semel.core.group_records import OffsetRecord
+from semel.core.transaction_metadata import TransactionStatus
+from semel.core.transaction_records import TransactionTombstone, decode_transaction
+from semel.records import read_control_batch
+from semel.records.layout import BatchHeader
+from semel.records.reference import Record, decode_batch
+from semel.verify.simulation_ledger import Ledger, Outcome, TopicPartition, Violation, transaction_key
+
+Fate = Literal["plain", "open", "commit", "abort"]
+Decisions = dict[int, TransactionStatus]
+"""By producer id, the newest state in `__transaction_state`."""
+
+_COMMITTED = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.COMPLETE_COMMIT)
+
+
+@dataclass(slots=True)
+class SeenRecord:
+    """A record of a log and what became of it."""
+
+    value: str
+    fate: Fate
+
+
+class LogView:
+    """Reads what is new in a partition: markers end the open transactions of their producers."""
+
+    def __init__(self, partition: Partition, decisions: Decisions) -> None:
+        self.name: TopicPartition = (partition.topic, partition.index)
+        self.decisions = decisions
+        self.end_offset = 0
+        self.last_stable_offset = 0
+        self.is_old = False
+        """What is read now was written long ago: decisions have been taken since."""
+        self._first_offsets: dict[int, int] = {}
+        self._last_look = (-1, -1)
+
+    @property
+    def where(self) -> str:
+        return f"{self.name[0]}-{self.name[1]}"
+
+    def first_open_offset(self) -> int | None:
+        return min(self._first_offsets.values(), default=None)
+
+    def has_open(self, producer_id: int) -> bool:
+        return producer_id in self._first_offsets
+
+    def is_up_to_date(self, partition: Partition) -> bool:
+        """Whether nothing was written or shown since the last look."""
+        log = partition.log
+        return (log.log_end_offset, log.high_watermark) == self._last_look
+
+    def read(self, partition: Partition) -> None:
+        """Take up all batches that were not seen yet, and hold the partition's own offsets against them."""
+        if partition.log_end_offset < self.end_offset:
+            raise Violation(f"{self.where} has shrunk from {self.end_offset} to {partition.log_end_offset}")
+        if partition.log_end_offset > self.end_offset:
+            for header, batch in partition.batches(self.end_offset):
+                if header.base_offset >= self.end_offset:
+                    self._take(header, batch)
+                    self.end_offset = header.last_offset + 1
+            self.end_offset = partition.log_end_offset
+        self._check_offsets(partition)
+        self._last_look = (partition.log_end_offset, partition.high_watermark)
+
+    def _take(self, header: BatchHeader, batch: memoryview) -> None:
+        if header.is_control:
+            marker = read_control_batch(batch, check_crc=False)
+            if marker is not None:
+                self._first_offsets.pop(marker.producer_id, None)
+                decided = self.decisions.get(marker.producer_id)
+                # A commit that a crash could still undo is none.
+                if marker.kind == "commit" and decided not in _COMMITTED and not self.is_old:
+                    raise Violation(f"{self.where} has a commit marker of {marker.producer_id}, which is {decided!r}")
+                self.on_marker(marker.producer_id, marker.kind)
+            return
+        if header.is_transactional:
+            self._first_offsets.setdefault(header.producer_id, header.base_offset)
+        self.on_records(header, decode_batch(batch, check_crc=False)[1])
+
+    def _check_offsets(self, partition: Partition) -> None:
+        stable, high_watermark = partition.last_stable_offset, partition.high_watermark
+        limit = self.first_open_offset()
+        if stable > high_watermark or (limit is not None and stable > limit):
+            raise Violation(
+                f"the last stable offset of {self.where} is {stable}, past the open transaction at {limit} or the "
+                f"high watermark {high_watermark}"
+            )
+        if stable < self.last_stable_offset:
+            raise Violation(f"the last stable offset of {self.where} went back: {self.last_stable_offset} to {stable}")
+        self.last_stable_offset = stable
+
+    def on_marker(self, producer_id: int, outcome: Outcome) -> None:
+        raise NotImplementedError
+
+    def on_records(self, header: BatchHeader, records: list[Record]) -> None:
+        raise NotImplementedError
+
+
+class DecisionsView(LogView):
+    """A partition of `__transaction_state`."""
+
+    def on_records(self, header: BatchHeader, records: list[Record]) -> None:
+        for record in records:
+            decoded = None if record.key is None else decode_transaction(record.key, record.value)
+            if decoded is not None and not isinstance(decoded, TransactionTombstone):
+                self.decisions[decoded.producer_id] = decoded.status
+
+    def on_marker(self, producer_id: int, outcome: Outcome) -> None:
+        raise Violation(f"{self.where} holds a marker of {producer_id}")
+
+
+class TopicView(LogView):
+    """A partition of a user's topic."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        decisions: Decisions,
+        ledger: Ledger,
+        places: dict[str, tuple[TopicPartition, int]],
+    ) -> None:
+        super().__init__(partition, decisions)
+        self._ledger = ledger
+        self._places = places
+        self._open: dict[int, list[int]] = {}
+        self._sequences: set[tuple[int, int, int]] = set()
+        self.records: dict[int, SeenRecord] = {}
+
+    def committed(self) -> Iterator[tuple[int, str]]:
+        """Offset and value of all that a reader of committed records is to see, in order."""
+        return (
+            (offset, record.value) for offset, record in self.records.items() if record.fate in ("plain", "commit")
+        )
+
+    def on_records(self, header: BatchHeader, records: list[Record]) -> None:
+        if header.producer_id >= 0:
+            sequence = (header.producer_id, header.producer_epoch, header.base_sequence)
+            if sequence in self._sequences:
+                raise Violation(f"{self.where} holds producer id, epoch and sequence {sequence} twice")
+            self._sequences.add(sequence)
+        for record in records:
+            value = (record.value or b"").decode()
+            place = (self.name, record.offset)
+            if self._places.setdefault(value, place) != place:
+                raise Violation(f"{value} is at {place} and at {self._places[value]}")
+            self.records[record.offset] = SeenRecord(value, "open" if header.is_transactional else "plain")
+            if header.is_transactional:
+                self._open.setdefault(header.producer_id, []).append(record.offset)
+
+    def on_marker(self, producer_id: int, outcome: Outcome) -> None:
+        for offset in self._open.pop(producer_id, ()):
+            record = self.records[offset]
+            record.fate = outcome
+            self._ledger.transactions[transaction_key(record.value)].settle(outcome, self.where)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenOffset:
+    """A position of a group, and where in the log it stands."""
+
+    offset: int
+    log_offset: int
+    transaction: str = ""
+
+
+class OffsetsView(LogView):
+    """A partition of `__consumer_offsets`: offsets of transactions count from their commit marker on."""
+
+    def __init__(self, partition: Partition, decisions: Decisions, ledger: Ledger) -> None:
+        super().__init__(partition, decisions)
+        self._ledger = ledger
+        self._pending: dict[int, dict[tuple[str, TopicPartition], SeenOffset]] = {}
+        self.committed: dict[str, dict[TopicPartition, SeenOffset]] = {}
+        self.touched: dict[str, None] = {}
+
+    def on_records(self, header: BatchHeader, records: list[Record]) -> None:
+        for record in records:
+            decoded = None if record.key is None else decode_record(record.key, record.value)
+            if not isinstance(decoded, OffsetRecord):
+                continue
+            where = (decoded.topic, decoded.partition)
+            self.touched[decoded.group_id] = None
+            if decoded.value is None:
+                self.committed.get(decoded.group_id, {}).pop(where, None)
+                for pending in self._pending.values():
+                    pending.pop((decoded.group_id, where), None)
+            elif header.is_transactional:
+                pending = self._pending.setdefault(header.producer_id, {})
+                pending[decoded.group_id, where] = SeenOffset(decoded.value.offset, record.offset, decoded.value.metadata)
+            else:
+                stored = SeenOffset(decoded.value.offset, record.offset)
+                self.committed.setdefault(decoded.group_id, {})[where] = stored
+
+    def on_marker(self, producer_id: int, outcome: Outcome) -> None:
+        for (group_id, where), stored in self._pending.pop(producer_id, {}).items():
+            if stored.transaction in self._ledger.transactions:
+                self._ledger.transactions[stored.transaction].settle(outcome, self.where)
+            self.touched[group_id] = None
+            if outcome == "commit":
+                offsets = self.committed.setdefault(group_id, {})
+                if where not in offsets or offsets[where].log_offset < stored.log_offset:
+                    offsets[where] = stored
