@@ -35,15 +35,27 @@ format: setup ## put imports and formatting right
 	@$(BIN)/ruff format .
 
 .PHONY: types
-types: setup ## pyright, strict on wire and records
+types: setup ## pyright, strict on wire, records and core
 	@$(BIN)/pyright
 
 .PHONY: conformance
-conformance: setup ## the same behaviour on Apache Kafka 4.x, 3.9 and 2.5 (Java 17+, Maven)
+conformance: setup ## the same behaviour on the embedded broker and on Apache Kafka 4.x, 3.9 and 2.5 (Java 17+, Maven)
 	@scripts/need-java.sh mvn
 	@$(BIN)/pytest -m conformance
 
+.PHONY: chaos
+chaos: setup ## kill the embedded broker 200 times under load, and crash its disk at every boundary
+	@SEMEL_CHAOS_KILLS="$${SEMEL_CHAOS_KILLS:-200}" $(BIN)/pytest -m chaos
+
+.PHONY: simulate
+simulate: setup ## 10,000 seeds of the broker in virtual time, with all kinds of failures
+	@$(BIN)/python -m semel.verify.simulation --seeds "$${SEEDS:-10000}"
+
+.PHONY: hostile
+hostile: setup ## a million damaged requests against the embedded broker
+	@$(BIN)/python -m semel.verify.hostile
+
 .PHONY: bench
-bench: setup ## every benchmark section (the client section needs Java 17+ and Maven)
+bench: setup ## every benchmark section (the client and broker sections need Java 17+ and Maven)
 	@scripts/need-java.sh mvn
 	@$(BIN)/semel bench

@@ -1,4 +1,4 @@
-"""A fixed day in the life of a whole broker on a simulated disk, with the disk and the promises of every moment of it."""
+"""A fixed day in the life of a broker on a simulated disk, with the disk and the promises of every moment of it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,14 @@ class Host:
     """A broker on a disk, and one client's connection to it."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, disk: SimulatedDisk, *, fsync: Fsync, protocol: int, boot: str, ahead_ms: int = 0
+        self,
+        loop: asyncio.AbstractEventLoop,
+        disk: SimulatedDisk,
+        *,
+        fsync: Fsync,
+        protocol: int,
+        boot: str,
+        ahead_ms: int = 0,
     ) -> None:
         ids = iter(range(1, 10**6))
         self.fatal: list[Exception] = []

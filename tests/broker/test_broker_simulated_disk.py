@@ -8,21 +8,25 @@ SEMEL_CHAOS_KILLS=200 does it all.
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 from broker_disk_check import check
 from broker_disk_scenario import Moment, Promises, Transaction, record
 
 from semel.broker.durability import Fsync
+from semel.testing.simulated_disk import SimulatedDisk
+from semel.wire.api import Api
 
 SEED = int(os.environ["SEMEL_SEED"])
 WHOLE_KILLS = 200
 SHARE = min(1.0, int(os.environ.get("SEMEL_CHAOS_KILLS", "20")) / WHOLE_KILLS)
-SAMPLE = 40
+SAMPLE = 25
 AHEAD_MS = 4_000  # about as long as the scenario takes
 
 KINDS = [(fsync, protocol) for fsync in Fsync for protocol in (1, 2)]
@@ -135,6 +139,49 @@ def test_the_scenario_meets_everything_that_it_is_meant_to() -> None:
     last = moments(Fsync.COMMIT, 2)[-1].promises
     assert last.topics["doomed"] == "gone"
     assert [one.state for one in last.transactions].count("committed") == 5
+
+
+class RefusesOnce(SimulatedDisk):
+    """One write to one partition does not fit on the disk, later ones do."""
+
+    def __init__(self, whole: SimulatedDisk, partition: str) -> None:
+        super().__init__()
+        self.__dict__.update(whole.reboot(power_cut=False).__dict__)
+        self._partition = partition
+
+    def write(self, handle: int, buffers: Sequence[Any], position: int) -> int:
+        path = next(path for path, file in self._names.items() if file is self._handles[handle])
+        if self._partition and path.startswith(self._partition) and path.endswith(".log"):
+            self._partition = ""
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(handle, buffers, position)
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("partition", ["data/a-0/", "data/b-0/"])
+def test_a_decided_commit_whose_markers_do_not_fit_at_recovery_is_not_aborted(protocol: int, partition: str) -> None:
+    """Recovery must not take it for a transaction that nobody knows: its markers are written when there is space."""
+    decided = next(
+        moment
+        for moment in moments(Fsync.COMMIT, protocol)
+        if moment.write is not None
+        and moment.write[0].startswith("data/a-0/")
+        and moment.promises.pending is not None
+        and moment.promises.pending[0] is Api.END_TXN
+        and moment.promises.transactions[-1].wants_commit
+    )
+    for resends in (False, True):
+        promises = copy.deepcopy(decided.promises)
+        promises.transactions[-1].state = "committed"  # the decision is logged: nothing can stop it any more
+        check(
+            RefusesOnce(decided.disk, partition),
+            promises,
+            fsync=Fsync.COMMIT,
+            protocol=protocol,
+            power_cut=False,
+            resends=resends,
+            ahead_ms=AHEAD_MS,
+        )
 
 
 def _lose_a_record(promises: Promises) -> None:

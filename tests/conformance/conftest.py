@@ -13,19 +13,26 @@ from pathlib import Path
 import pytest
 from java_peer import JavaPeer
 from member_processes import Client
+from raw import RawClient, connect
 from targets import KafkaUnderTest, NewTopic, Target, chosen_targets
 
 from semel.testing.apache_kafka import ApacheKafka
 from semel.testing.exchange import create_topic
 from semel.testing.security import Security
 
-
 _REASONS: set[str] = set()
 """Why clients were left out of this run, told after the collection."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(flag, ...): left out on targets that do not have these flags.")
+
+
 def pytest_report_collectionfinish() -> list[str]:
     return [f"left out: {reason}" for reason in sorted(_REASONS)]
+
+
+collect_ignore_glob = ["copiers/*"]  # programs that the tests run, not tests
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marker expression of the command line is applied
@@ -44,6 +51,11 @@ def _is_left_out(item: pytest.Item) -> bool:
     target = callspec.params.get("target") if callspec else None
     if not isinstance(target, Target):
         return False
+    if any(not getattr(target, flag) for mark in item.iter_markers("needs") for flag in mark.args):
+        return True
+    protocol = callspec.params.get("protocol") if callspec else None  # of transactions; of security it is a text
+    if isinstance(protocol, int) and protocol > target.transaction_protocol:
+        return True
     client = callspec.params.get("client") if callspec else None
     if isinstance(client, Client) and (reason := client.left_out_on(target)):
         _REASONS.add(reason)
@@ -64,6 +76,23 @@ def kafka(target: Target) -> Iterator[KafkaUnderTest]:
     """One running node, shared by all tests: use names of your own for topics, groups and transactional ids."""
     with target.start(Security()) as kafka:
         yield kafka
+
+
+@pytest.fixture
+def kafka_without_sync(request: pytest.FixtureRequest, target: Target) -> Iterator[KafkaUnderTest]:
+    """For ten thousands of requests, each of which would wait for the disk."""
+    if target.start_without_sync is None:
+        yield request.getfixturevalue("kafka")
+        return
+    with target.start_without_sync() as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def raw(kafka: KafkaUnderTest) -> Iterator[RawClient]:
+    """A connection to `kafka` for single requests in chosen versions."""
+    with connect(kafka.bootstrap) as raw:
+        yield raw
 
 
 @pytest.fixture(scope="session")

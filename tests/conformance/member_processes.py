@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,8 +28,8 @@ HERE = Path(__file__).parent
 BUILD_TIMEOUT_S = 600
 LEAVE_TIMEOUT_S = 60.0
 
-Command = Callable[[Path], list[str]]
-"""Given a folder for what it builds, the program and its first arguments."""
+Command = Callable[[], list[str]]
+"""The program and its first arguments; built at the first call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,37 +55,46 @@ class Client:
 
 
 def python_program(file: str) -> Command:
-    return lambda _: [sys.executable, str(HERE / file)]
+    return lambda: [sys.executable, str(HERE / file)]
 
 
-def java_program(file: str) -> Command:
-    return lambda _: [
-        java_command(),
-        "-Xmx256m",
-        "-XX:TieredStopAtLevel=1",
-        "-XX:+UseSerialGC",
-        "-XX:-UsePerfData",
-        "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
-        "-cp",
-        f"{kafka_jars(LATEST)}/*",
-        str(HERE / "java" / file),
-    ]
-
-
-def go_program(module: str) -> Command:
-    def build(folder: Path) -> list[str]:
-        program = folder / module
-        if not program.exists():
-            go = shutil.which("go")
-            assert go is not None  # left out at collection otherwise
-            command = [go, "build", "-o", str(program), f"./{module}"]
-            built = subprocess.run(
-                command, cwd=HERE / "go", capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
-            )
-            assert built.returncode == 0, built.stderr
-        return [str(program)]
+def java_program(name: str) -> Command:
+    @functools.cache
+    def build() -> list[str]:
+        folder, jars = _build_folder() / name, ":".join(map(str, kafka_jars(LATEST).glob("*.jar")))
+        compiler = [java_command(), "-m", "jdk.compiler/com.sun.tools.javac.Main"]
+        _run([*compiler, "-cp", jars, "-d", str(folder), str(HERE / "java" / f"{name}.java")])
+        quick = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData"]
+        quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
+        return [java_command(), *quick, quiet, "-cp", f"{folder}:{jars}", name]
 
     return build
+
+
+def go_program(name: str) -> Command:
+    @functools.cache
+    def build() -> list[str]:
+        go = shutil.which("go")
+        assert go is not None  # left out at collection otherwise
+        program = str(_build_folder() / name)
+        _run([go, "build", "-o", program, f"./{name}"])
+        return [program]
+
+    return build
+
+
+@functools.cache
+def _build_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="semel-members-")
+    atexit.register(shutil.rmtree, folder)
+    return Path(folder)
+
+
+def _run(command: list[str]) -> None:
+    built = subprocess.run(
+        command, cwd=HERE / "go", capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
 
 
 class Member:
@@ -92,7 +104,7 @@ class Member:
         self.name = name
         arguments = [f"{key}={value}" for key, value in settings.items()]
         self._log = folder / f"{name}.log"
-        self._process = spawn([*client.command(folder), *arguments], folder=folder, output=self._log, pipes=True)
+        self._process = spawn([*client.command(), *arguments], folder=folder, output=self._log, pipes=True)
         self._events: list[tuple[str, list[str]]] = []
         self._changed = threading.Condition()
         self._listener = threading.Thread(target=self._listen, name=f"events of {name}", daemon=True)

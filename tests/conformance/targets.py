@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
-
 from embedded_kafka import EmbeddedKafka
 
 from semel.errors import UnsupportedByBroker
@@ -26,6 +25,22 @@ class KafkaUnderTest(Protocol):
     def bootstrap_for(self, protocol: SecurityProtocol) -> str: ...
 
 
+class RestartableKafka(KafkaUnderTest, Protocol):
+    """A broker that a test has for itself, with its own settings."""
+
+    def restart(self, *, kill: bool) -> None:
+        """End it, as a crash would or in order, and start it again at the same address with the same data."""
+
+
+class _ApacheNode(ApacheKafka):
+    def restart(self, *, kill: bool) -> None:
+        if kill:
+            self.node(0).kill()
+        else:
+            self.node(0).stop()
+        self.node(0).start()
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A kind of broker. `start` gives one node, `start_cluster` three, where there is such a thing.
@@ -37,7 +52,10 @@ class Target:
     name: str
     transaction_protocol: int
     start: Callable[[Security], AbstractContextManager[KafkaUnderTest]]
+    start_own: Callable[[Mapping[str, str]], AbstractContextManager[RestartableKafka]]
     start_cluster: Callable[[], AbstractContextManager[ApacheKafka]] | None = None
+    start_without_sync: Callable[[], AbstractContextManager[KafkaUnderTest]] | None = None
+    """Where `start` gives one that syncs its transactions, as Apache Kafka never does."""
     has_transaction_admin: bool = True
     """Producers and transactions can be described (KIP-664: 2.8 and 3.0)."""
     has_topic_ids: bool = True
@@ -46,6 +64,14 @@ class Target:
     """What the cluster has agreed on can be asked for (KIP-584: 2.7)."""
     has_consumer_groups: bool = True
     """The broker assigns partitions where the group asks for it (KIP-848: 4.0)."""
+    has_fenced_code: bool = True
+    """A fenced producer is told PRODUCER_FENCED where its request's version knows it (KIP-588: 2.7)."""
+    verifies_partitions: bool = True
+    """A batch for a partition that its transaction does not have is refused (KIP-890: 3.6)."""
+    has_producer_expiry: bool = True
+    """How long an idle producer is remembered can be set (producer.id.expiration.ms: 3.5)."""
+    has_metrics_page: bool = False
+    """Its numbers can be read over HTTP. Apache Kafka has them in JMX, which only Java reads."""
     leaves_out: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def is_refused(self, call: Callable[[], object]) -> bool:
@@ -60,16 +86,36 @@ class Target:
 _NO_SECURE_LISTENERS = "its broker is started without TLS and SASL: PEM certificates came with 2.7"
 
 
-def _apache(version: str) -> dict[str, Callable[..., AbstractContextManager[ApacheKafka]]]:
+_GROUPS_ARE_THE_SAME = "its groups are those of another target, where they are tested"
+_COPIERS_ARE_NEWER = "the clients of today are tried on releases that are still in use"
+_WITH_WHOLE = "takes five minutes and tries Kafka against its own clients: SEMEL_WHOLE=1 does it"
+
+WHOLE = bool(os.environ.get("SEMEL_WHOLE"))
+"""Also what is left out to save time: other clients' groups on Apache Kafka, and the full number of messages there."""
+
+
+def _apache(version: str) -> dict[str, Any]:
     return {
         "start": lambda security: ApacheKafka(version, security=security),
+        "start_own": lambda config: _ApacheNode(version, config=config),
         "start_cluster": lambda: ApacheKafka(version, nodes=3),
     }
 
 
+def _embedded(transaction_version: int) -> dict[str, Any]:
+    return {
+        "start": lambda security: EmbeddedKafka(transaction_version=transaction_version, security=security),
+        "start_own": lambda config: EmbeddedKafka(
+            transaction_version=transaction_version, config=config, has_metrics_page=True
+        ),
+        "start_without_sync": lambda: EmbeddedKafka(transaction_version=transaction_version, syncs=False),
+        "has_metrics_page": True,
+    }
+
+
 TARGETS = (
-    Target("embedded", 2, lambda security: EmbeddedKafka(transaction_version=2, security=security)),
-    Target("embedded-1", 1, lambda security: EmbeddedKafka(transaction_version=1, security=security)),
+    Target("embedded", 2, **_embedded(2)),
+    Target("embedded-1", 1, **_embedded(1)),
     Target("apache-4", 2, **_apache(LATEST)),
     Target("apache-3.9", 1, **_apache(OLD), has_consumer_groups=False),
     Target(
@@ -80,7 +126,13 @@ TARGETS = (
         has_topic_ids=False,
         has_features=False,
         has_consumer_groups=False,
-        leaves_out=dict.fromkeys(("test_errors.py", "test_secure_listeners.py"), _NO_SECURE_LISTENERS),
+        has_fenced_code=False,
+        verifies_partitions=False,
+        has_producer_expiry=False,
+        leaves_out={
+            **dict.fromkeys(("test_errors.py", "test_secure_listeners.py"), _NO_SECURE_LISTENERS),
+            **dict.fromkeys(("test_copying_clients.py", "test_group_clients.py"), _COPIERS_ARE_NEWER),
+        },
     ),
 )
 

@@ -16,13 +16,14 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from java_peer import JavaPeer, PeerRecord
 from member_processes import Client, Member, go_program, java_program, python_program
-from observer import committed_offsets
+from observer import committed_offsets, records_of
 from targets import KafkaUnderTest, NewTopic
 
 from semel.broker.process import Broker
 
 PARTITIONS = 4
 SESSION_TIMEOUT_MS = 3_000
+STATIC_SESSION_TIMEOUT_MS = 20_000
 BROKER_SESSION_TIMEOUT_MS = 6_000
 """What the broker of the tests has for the groups of KIP-848, where the members have no say."""
 HEARTBEAT_MS = 500
@@ -31,7 +32,7 @@ INTERNAL = {"__consumer_offsets", "__transaction_state"}
 CONFLUENT = python_program("copiers/confluent_reader.py")
 KAFKA_PYTHON = python_program("copiers/kafka_python_reader.py")
 AIOKAFKA = python_program("copiers/aiokafka_reader.py")
-JAVA = java_program("Reader.java")
+JAVA = java_program("Reader")
 FRANZ_GO = go_program("reader")
 CLIENTS = [
     *(Client("confluent", protocol, CONFLUENT) for protocol in ("eager", "cooperative", "consumer")),
@@ -40,6 +41,9 @@ CLIENTS = [
     *(Client("java", protocol, JAVA) for protocol in ("eager", "cooperative", "consumer")),
     *(Client("franz-go", protocol, FRANZ_GO, needs="go") for protocol in ("eager", "cooperative", "consumer")),
 ]
+# With the groups of KIP-848, franz-go does not tell the broker that a static member leaves for a while (epoch -2), and
+# its place is free again only when its session has ended: a rebalance on Apache Kafka too.
+STATIC_CLIENTS = [client for client in CLIENTS if (client.name, client.protocol) != ("franz-go", "consumer")]
 ONE_OF_EACH = [
     Client("confluent", "eager", CONFLUENT),
     Client("kafka-python", "eager", KAFKA_PYTHON),
@@ -47,6 +51,8 @@ ONE_OF_EACH = [
     Client("java", "consumer", JAVA),
     Client("franz-go", "cooperative", FRANZ_GO, needs="go"),
 ]
+# librdkafka's consumer does not find the topic that its own request has created, on Apache Kafka neither.
+CREATING_CLIENTS = [client for client in ONE_OF_EACH if client.name != "confluent"]
 
 
 class Readers:
@@ -65,7 +71,9 @@ class Readers:
         }
 
     def member(self, name: str, *, instance_id: str | None = None) -> Member:
-        own = {} if instance_id is None else {"instance_id": instance_id}
+        # A static member that is away must not miss its session while its successor is started on a busy machine.
+        static = {"instance_id": instance_id, "session_timeout_ms": STATIC_SESSION_TIMEOUT_MS}
+        own = {} if instance_id is None else static
         return Member(name, self._client, self._folder, {**self._settings, **own})
 
 
@@ -82,9 +90,10 @@ def read_by(*members: Member) -> Counter[int]:
 
 
 def wait_read(numbers: Sequence[int], *members: Member) -> None:
-    """Until the members have read these; then they have read these and nothing else, and nothing twice."""
-    members[0].wait_until(lambda: set(read_by(*members)) >= set(numbers), f"read by {[one.name for one in members]}")
-    assert read_by(*members) == Counter(numbers)
+    """Until the members have read these, as often as they are named here; then they have read nothing else."""
+    wanted = Counter(numbers)
+    members[0].wait_until(lambda: read_by(*members) >= wanted, f"read by {[one.name for one in members]}")
+    assert read_by(*members) == wanted
 
 
 def wait_shared(*members: Member) -> None:
@@ -150,7 +159,7 @@ def test_partitions_of_a_killed_member_are_taken_over_after_its_session(
         first.leave()
 
 
-@pytest.mark.parametrize("client", CLIENTS, ids=str)
+@pytest.mark.parametrize("client", STATIC_CLIENTS, ids=str)
 def test_a_static_member_that_comes_back_gets_its_partitions_without_a_rebalance(
     client: Client, kafka: KafkaUnderTest, new_topic: NewTopic, tmp_path: Path
 ) -> None:
@@ -169,7 +178,7 @@ def test_a_static_member_that_comes_back_gets_its_partitions_without_a_rebalance
         wait_read(range(20), first, second)
         assignment = second.assignment()
         changes = len(first.events("assigned")) + len(first.events("revoked"))
-        again.wait_until(lambda: bool(again.events("ready")), "loaded")  # the session of the one that left runs out
+        again.wait_until(lambda: bool(again.events("ready")), "loaded")
         second.leave()
         again.join()
         again.wait_until(lambda: again.assignment() == assignment, "the owner of what it had")
@@ -201,11 +210,12 @@ def test_a_member_goes_to_the_offsets_of_a_time(
 @pytest.fixture(scope="module")
 def creating_broker() -> Iterator[Broker]:
     """A broker as it is by default: topics come into being when they are asked for."""
-    with Broker(config={"num.partitions": PARTITIONS, "group.initial.rebalance.delay.ms": 0}) as broker:
+    quick = {"group.initial.rebalance.delay.ms": 0, "group.min.session.timeout.ms": 100}
+    with Broker(config={"num.partitions": PARTITIONS, **quick}) as broker:
         yield broker
 
 
-@pytest.mark.parametrize("client", ONE_OF_EACH, ids=str)
+@pytest.mark.parametrize("client", CREATING_CLIENTS, ids=str)
 def test_a_topic_that_a_member_subscribes_to_is_created(
     client: Client, creating_broker: Broker, tmp_path: Path
 ) -> None:
@@ -219,9 +229,17 @@ def test_a_topic_that_a_member_subscribes_to_is_created(
         only.leave()
 
 
-def test_internal_topics_can_be_seen_and_read(
-    kafka: KafkaUnderTest, new_topic: NewTopic, java_peer: JavaPeer
-) -> None:
+def test_a_topic_that_a_producer_writes_to_is_created(creating_broker: Broker) -> None:
+    """The producer asks again until it is there, and its records arrive."""
+    topic = f"made-{uuid.uuid4().hex[:8]}"
+    write(creating_broker.bootstrap, topic, range(20))
+    found = records_of(creating_broker.bootstrap, topic, PARTITIONS)
+    assert {partition: list(map(int, values)) for partition, values in found.items()} == {
+        partition: list(range(partition, 20, PARTITIONS)) for partition in range(PARTITIONS)
+    }
+
+
+def test_internal_topics_can_be_seen_and_read(kafka: KafkaUnderTest, new_topic: NewTopic, java_peer: JavaPeer) -> None:
     """Other tools find the offsets and the transactions where Kafka keeps them."""
     topic, name = new_topic(), f"internal-{uuid.uuid4().hex[:8]}"
     java_peer.produce(kafka.bootstrap, topic, [PeerRecord(value=b"1")], transactional_id=name)

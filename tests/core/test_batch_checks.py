@@ -29,7 +29,6 @@ def outcome(call: Callable[[], object]) -> object:
         replace(make_header(), record_count=2),
         replace(make_header(count=2), record_count=1),
         make_header(producer_id=7, producer_epoch=0, base_sequence=-1),
-        make_header(producer_id=7, producer_epoch=-1, base_sequence=0),
         make_header(transactional=True),
         make_header(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True, control=True),
         make_header(control=True),

@@ -1,1 +1,1 @@
-"""The embedded broker: asyncio around `core`. Light to import: neither NumPy nor Arrow, until records must be decoded."""
+"""The embedded broker: asyncio around `core`. Light to import: no Arrow before records are decoded."""

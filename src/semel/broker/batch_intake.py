@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from kio.schema.errors import ErrorCode
@@ -11,12 +12,16 @@ from semel.errors import CorruptRecords, RecordTooLarge
 from semel.records.layout import BatchHeader, check_batch_crc, check_header, read_header
 
 if TYPE_CHECKING:
-    from semel.records import reference
     from semel.broker.configs import TopicSettings
+    from semel.records import reference
 
 _ZSTD: Final = 4
 _ZSTD_SINCE: Final = 7
 _COMPRESSION_AS_SENT: Final = "producer"
+# A megabyte of zeros packs into a kilobyte. Producers make batches of up to the largest message before they are packed,
+# so this is more than any needs, and millions of records to look at would keep everybody else waiting.
+_UNPACKED_TIMES_MAX: Final = 8
+_MESSAGE_BYTES: Final = 1_048_588
 
 
 def check_batch(
@@ -42,26 +47,29 @@ def check_batch(
     if header.attributes & 0x07 == _ZSTD and produce_version < _ZSTD_SINCE:
         raise Refused(ErrorCode.unsupported_compression_type, "zstd needs Produce version 7")
     if settings.log.compacts:
-        _check_keys(records)
+        _check_keys(records, header, settings)
     if settings.compression_type not in (
         _COMPRESSION_AS_SENT,
         "uncompressed" if compression == "none" else compression,
     ):
-        return _recompressed(records, settings.compression_type)
+        return _recompressed(records, header, settings)
     return records, header
 
 
-def _check_keys(records: memoryview) -> None:
-    if any(record.key is None for record in _decoded(records)):
+def _check_keys(records: memoryview, header: BatchHeader, settings: TopicSettings) -> None:
+    # To the end, even if the first has no key: a batch that is damaged further on is damaged.
+    if sum(record.key is None for record in _decoded(records, header, settings)):
         raise Refused(ErrorCode.invalid_record, "a record without a key cannot be kept in a compacted topic")
 
 
-def _recompressed(records: memoryview, compression: str) -> tuple[bytearray, BatchHeader]:
+def _recompressed(
+    records: memoryview, header: BatchHeader, settings: TopicSettings
+) -> tuple[bytearray, BatchHeader]:
     from semel.records import reference
 
-    header = read_header(records)
+    compression = settings.compression_type
     encoded = reference.encode_batch(
-        _decoded(records),
+        list(_decoded(records, header, settings)),
         compression="none" if compression == "uncompressed" else compression,
         base_offset=header.base_offset,
         partition_leader_epoch=header.partition_leader_epoch,
@@ -74,10 +82,11 @@ def _recompressed(records: memoryview, compression: str) -> tuple[bytearray, Bat
     return batch, read_header(batch)
 
 
-def _decoded(records: memoryview) -> list[reference.Record]:
+def _decoded(records: memoryview, header: BatchHeader, settings: TopicSettings) -> Iterator[reference.Record]:
     from semel.records import reference
 
+    bytes_max = _UNPACKED_TIMES_MAX * max(settings.max_message_bytes, _MESSAGE_BYTES)
     try:
-        return list(reference.decode_batch(records, check_crc=False)[1])
+        yield from reference.iterate_body(header, reference.unpack_body(header, records, bytes_max))
     except (CorruptRecords, RecordTooLarge) as error:
         raise Refused(ErrorCode.invalid_record, str(error)) from error

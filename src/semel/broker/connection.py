@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from semel.broker.context import Answer, Encoded
 from semel.broker.dispatch import Request, read_request, serve
 from semel.broker.frames import FrameReader
+from semel.broker.held_memory import NOTED_BYTES
 from semel.errors import WireError
 from semel.wire.server import encode_response
 
@@ -31,7 +32,7 @@ OUTGOING_BYTES_MAX: Final = 4 << 20
 
 
 class Connection:
-    """Takes bytes in and gives bytes out through the hooks that a binding fills in: `send_bytes`, `close`, `set_reading`.
+    """Takes bytes in and gives bytes out, through the hooks that a binding to a socket fills in.
 
     One request is served at a time and answered before the next begins, as in Kafka: the order of answers and of
     appends is the order in which the client sent.
@@ -54,6 +55,7 @@ class Connection:
         self._queued_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._reading = True
+        self._has_noted = False
 
     @property
     def is_busy(self) -> bool:
@@ -85,6 +87,14 @@ class Connection:
             self.refuse(error)
             return
         self.work()
+        self.note_held()
+
+    def note_held(self) -> None:
+        """Tell the broker what this client makes it hold, where that is worth mentioning."""
+        held_bytes = self.frames.held_bytes + self._queued_bytes + self.outgoing_bytes()
+        if held_bytes >= NOTED_BYTES or self._has_noted:
+            self._has_noted = held_bytes >= NOTED_BYTES
+            self.broker.held_memory.note(self, held_bytes)
 
     def work(self) -> None:
         """Serve what is queued, until a request has to wait or the client does not read its answers."""
@@ -103,6 +113,7 @@ class Connection:
         if not self.is_closed:
             self.is_closed = True
             self._queue.clear()
+            self._queued_bytes = 0
             # A request that is being carried out goes on to its end: half a commit would be worse than an answer lost.
             for call in list(self.on_close):
                 call()

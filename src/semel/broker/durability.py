@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from semel.broker.storage.partition import Partition, Unsynced
 
 _LOG: Final = logging.getLogger("semel.broker")
+_THREADS: Final = 2  # one syncs, one compacts: a commit must not wait for a compaction
 
 
 class Fsync(enum.Enum):
@@ -56,6 +57,18 @@ class Durability:
         if self.mode is Fsync.ALWAYS:
             self._round_for(partitions)
 
+    def sync_soon(self, partitions: Collection[Partition]) -> None:
+        """Nobody waits for these, in any mode: what is synced need not be looked through after a crash."""
+        if partitions:
+            self._round_for(partitions)
+
+    async def run_aside(self, work: Callable[[], None]) -> None:
+        """Run what takes long and touches only files of its own in another thread."""
+        if self._in_thread:
+            await asyncio.get_running_loop().run_in_executor(self._threads(), work)
+        else:
+            work()
+
     async def close(self) -> None:
         if self._task is not None:
             await self._task
@@ -87,7 +100,8 @@ class Durability:
             partitions, self._waiting = list(self._waiting), {}
             ends = [(partition, partition.log.log_end_offset) for partition in partitions]
             try:
-                unsynced = [(one, dirty) for one in partitions if (dirty := one.dirty_files()) is not None]
+                alive = [partition for partition in partitions if partition.failure is None]
+                unsynced = [(one, dirty) for one in alive if (dirty := one.dirty_files()) is not None]
                 await self._sync([dirty for _, dirty in unsynced])
                 for partition, dirty in unsynced:
                     partition.mark_synced(dirty)
@@ -109,9 +123,12 @@ class Durability:
         if not self._in_thread:
             _sync_all(unsynced)
             return
+        await asyncio.get_running_loop().run_in_executor(self._threads(), _sync_all, unsynced)
+
+    def _threads(self) -> ThreadPoolExecutor:
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="semel-fsync")
-        await asyncio.get_running_loop().run_in_executor(self._executor, _sync_all, unsynced)
+            self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="semel-disk")
+        return self._executor
 
 
 def _sync_all(unsynced: list[Unsynced]) -> None:

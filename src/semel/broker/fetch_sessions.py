@@ -17,6 +17,8 @@ FINAL_EPOCH: Final = -1
 _EPOCH_MAX: Final = 2**31 - 1
 _SESSION_ID_MAX: Final = 2**31 - 1
 
+PARTITIONS_MAX: Final = 250_000
+
 PartitionName = tuple[str, int]
 
 
@@ -60,13 +62,21 @@ class FetchSession:
 
 
 class FetchSessions:
-    """All sessions of a broker: at most `sessions_max`, the longest unused of which makes room for a new one."""
+    """All sessions of a broker: at most `sessions_max`, the longest unused of which makes room for a new one.
 
-    def __init__(self, sessions_max: int, random_number: Callable[[], int]) -> None:
+    They hold no more than `partitions_max` partitions in all, which need not exist: a thousand sessions of a hundred
+    thousand names each would fill the memory. A reader that gets no session fetches without one.
+    """
+
+    def __init__(
+        self, sessions_max: int, random_number: Callable[[], int], partitions_max: int = PARTITIONS_MAX
+    ) -> None:
         """`random_number` gives the ids: after a restart no reader may take another's new session for its old one."""
         self._sessions_max = sessions_max
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
         self._random_number = random_number
+        self._partitions_max = partitions_max
+        self._partition_count = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -76,12 +86,12 @@ class FetchSessions:
         return [] if session is None else list(session.partitions)
 
     def session_for(self, request: Any, principal: str) -> FetchSession:
-        """The session that a request belongs to, brought up to date with it. Raises Refused with the session's error."""
+        """The session that a request belongs to, brought up to date with it. Raises Refused with its error."""
         session_id: int = getattr(request, "session_id", NO_SESSION)
         epoch: int = getattr(request, "session_epoch", FINAL_EPOCH)
         if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             if session_id != NO_SESSION:
-                self._sessions.pop(session_id, None)
+                self._drop(session_id)
             return self._full(request, principal, wants_session=epoch == INITIAL_EPOCH)
         session = self._sessions.get(session_id)
         # A session is as secret as its number: somebody else's is treated as if it were not there.
@@ -92,20 +102,31 @@ class FetchSessions:
         self._sessions.move_to_end(session_id)
         session.epoch = 1 if epoch == _EPOCH_MAX else epoch + 1
         session.is_incremental = True
+        before = len(session.partitions)
         session.take(request)
         session.forget((topic.topic, index) for topic in request.forgotten_topics_data for index in topic.partitions)
+        self._partition_count += len(session.partitions) - before
+        self._make_room()
         return session
 
     def _full(self, request: Any, principal: str, *, wants_session: bool) -> FetchSession:
-        if not wants_session or self._sessions_max == 0:
-            session = FetchSession(NO_SESSION, principal)
-        else:
-            session = FetchSession(self._next_id(), principal, epoch=INITIAL_EPOCH + 1)
-            self._sessions[session.session_id] = session
-            if len(self._sessions) > self._sessions_max:
-                self._sessions.popitem(last=False)
+        session = FetchSession(NO_SESSION, principal)
         session.take(request)
+        if wants_session and self._sessions_max > 0 and len(session.partitions) <= self._partitions_max:
+            session.session_id, session.epoch = self._next_id(), INITIAL_EPOCH + 1
+            self._sessions[session.session_id] = session
+            self._partition_count += len(session.partitions)
+            self._make_room()
         return session
+
+    def _make_room(self) -> None:
+        while len(self._sessions) > self._sessions_max or self._partition_count > self._partitions_max:
+            self._drop(next(iter(self._sessions)))
+
+    def _drop(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._partition_count -= len(session.partitions)
 
     def _next_id(self) -> int:
         session_id = NO_SESSION

@@ -32,13 +32,20 @@ class FrameReader:
         self._frame_bytes = 0
         self._filled = 0
 
+    @property
+    def held_bytes(self) -> int:
+        """What a frame that is not complete takes."""
+        return 0 if self._frame is None else len(self._frame)
+
     def buffer(self) -> memoryview:
         """Where to receive into. To be asked for anew before each receive."""
         if self._frame is None:
             return memoryview(self._shared)
         if self._filled == len(self._frame):
-            grown = min(self._frame_bytes, len(self._frame) * _GROWTH)
-            self._frame.extend(bytes(grown - len(self._frame)))
+            # A new one: the old one cannot change its size while somebody still has the view of it given here before.
+            grown = bytearray(min(self._frame_bytes, len(self._frame) * _GROWTH))
+            grown[: self._filled] = self._frame
+            self._frame = grown
         return memoryview(self._frame)[self._filled :]
 
     def received(self, count: int) -> Iterator[bytearray]:

@@ -17,6 +17,7 @@ from semel.core.consumer_groups import ConsumerGroupDecision, ConsumerGroups, Co
 from semel.core.coordinator_hash import coordinator_partition
 from semel.core.group_coordinator import GroupCoordinator, decode_record, encode_record
 from semel.core.group_offsets import OffsetDecision
+from semel.core.group_records import OffsetRecord
 from semel.core.refusal import Refused
 from semel.records import read_control_batch, reference
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from semel.broker.storage.partition import Partition
 
 _LOG: Final = logging.getLogger("semel.broker")
+
+# A decision is one batch, and Kafka refuses those that are larger than its default `max.message.bytes`: a client could
+# otherwise have a hundred megabytes of metadata kept, and logged again with every change of its group.
+_REQUESTED_BYTES_MAX: Final = 1_048_588
 
 
 class GroupRuntime:
@@ -70,19 +75,25 @@ class GroupRuntime:
 
     def carry_out(self, group_id: str, decision: GroupDecision | OffsetDecision) -> None:
         """Log a decision, let it take effect, and answer those whom it answers. Raises Refused, and nothing changed."""
-        self._carry_out(group_id, decision, -1, -1)
+        self._carry_out(group_id, decision, -1, -1, bytes_max=_REQUESTED_BYTES_MAX)
 
     def carry_out_transactional(
         self, group_id: str, decision: OffsetDecision, producer_id: int, producer_epoch: int
     ) -> None:
         """The same for offsets that only the transaction's marker makes count."""
-        self._carry_out(group_id, decision, producer_id, producer_epoch)
+        self._carry_out(group_id, decision, producer_id, producer_epoch, bytes_max=_REQUESTED_BYTES_MAX)
 
     def _carry_out(
-        self, group_id: str, decision: GroupDecision | OffsetDecision, producer_id: int, producer_epoch: int
+        self,
+        group_id: str,
+        decision: GroupDecision | OffsetDecision,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        bytes_max: int | None,
     ) -> None:
         partition = self.partition_of(group_id)
-        log_offset = self._log(partition, decision.records, producer_id, producer_epoch)
+        log_offset = self._log(partition, decision.records, producer_id, producer_epoch, bytes_max=bytes_max)
         self.coordinator.apply(
             group_id,
             decision,
@@ -95,10 +106,16 @@ class GroupRuntime:
             if waiting is not None and not waiting.done():
                 waiting.set_result(reply)
 
-    def carry_out_consumer(self, decision: ConsumerGroupDecision, replaced: Sequence[AnyRecord] = ()) -> None:
+    def carry_out_consumer(
+        self,
+        decision: ConsumerGroupDecision,
+        replaced: Sequence[AnyRecord] = (),
+        *,
+        bytes_max: int | None = _REQUESTED_BYTES_MAX,
+    ) -> None:
         """The same for a KIP-848 group. `replaced` are the tombstones of an empty classic group of that name."""
         partition = self.partition_of(decision.group_id)
-        log_offset = self._log(partition, (*replaced, *decision.records))
+        log_offset = self._log(partition, (*replaced, *decision.records), bytes_max=bytes_max)
         for number, record in enumerate(replaced):
             self.coordinator.replay(record, log_partition=partition.index, log_offset=log_offset + number)
         self.consumer_groups.replay_decision(decision)
@@ -125,7 +142,7 @@ class GroupRuntime:
         if deadline_ms is not None and deadline_ms <= now_ms:
             for decision in self.consumer_groups.decide_tick(now_ms):
                 try:
-                    self.carry_out_consumer(decision)
+                    self.carry_out_consumer(decision, bytes_max=None)
                 except Refused as refusal:
                     _LOG.warning("a member of %s could not be removed yet: %s", decision.group_id, refusal)
 
@@ -160,13 +177,26 @@ class GroupRuntime:
         self.coordinator.replay_loaded(self._broker.clock.now_ms())
 
     def _log(
-        self, partition: Partition, records: Sequence[AnyRecord], producer_id: int = -1, producer_epoch: int = -1
+        self,
+        partition: Partition,
+        records: Sequence[AnyRecord],
+        producer_id: int = -1,
+        producer_epoch: int = -1,
+        *,
+        bytes_max: int | None,
     ) -> int:
         if not records:
             return partition.log.log_end_offset
+        encoded = [encode_record(record) for record in records]
+        if bytes_max is not None and sum(len(key) + len(value or b"") for key, value in encoded) > bytes_max:
+            is_offset = isinstance(records[0], OffsetRecord)
+            raise Refused(
+                ErrorCode.invalid_commit_offset_size if is_offset else ErrorCode.unknown_server_error,
+                f"what is to be remembered of the group is larger than {bytes_max:,} bytes",
+            )
         try:
             offset = partition.append_records(
-                [encode_record(record) for record in records],
+                encoded,
                 now_ms=self._broker.clock.now_ms(),
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
@@ -180,7 +210,7 @@ class GroupRuntime:
 
     def _try_carry_out(self, group_id: str, decision: GroupDecision | OffsetDecision) -> None:
         try:
-            self.carry_out(group_id, decision)
+            self._carry_out(group_id, decision, -1, -1, bytes_max=None)  # time asks for it, and cannot ask for less
         except Refused as refusal:
             _LOG.warning("the group %s could not be changed yet: %s", group_id, refusal)
 

@@ -10,7 +10,7 @@ from semel.wire.api import Api
 
 
 class Metrics:
-    """Counters since the start. Everything else (open transactions, lag of the LSO) is read off the state when asked."""
+    """Counters since the start. What is not counted (open transactions, lag of the LSO) is read off the state."""
 
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter()

@@ -12,6 +12,7 @@ import signal
 import sys
 from typing import Final
 
+from semel.broker.descriptors import raise_limit
 from semel.broker.state import Broker, BrokerOptions
 from semel.errors import SemelError
 
@@ -44,6 +45,7 @@ async def _serve(options: BrokerOptions, metrics_port: int | None) -> int:
 
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop, 0)
+    raise_limit()
     broker = Broker(options, on_fatal=fatal)
     await broker.start()
     metrics: asyncio.Server | None = None

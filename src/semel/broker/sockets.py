@@ -106,6 +106,8 @@ class PlainConnection(Connection):
                 self._loop.add_writer(self._socket.fileno(), self._writable)
             else:
                 self._loop.remove_writer(self._socket.fileno())
+        if not self.is_closed:
+            self.note_held()
 
     def _writable(self) -> None:
         self._write()
@@ -131,6 +133,7 @@ class TlsConnection(PlainConnection):
         if not count or self._is_parting:
             return
         self._channel.feed(memoryview(self._ciphertext)[:count])
+        read: int | None = 0
         try:
             while not self.is_closed and (read := self._channel.read_into(self.frames.buffer())):
                 self._identify()

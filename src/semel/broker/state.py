@@ -13,14 +13,17 @@ from uuid import UUID, uuid4
 from semel.broker.acls import AllowAll, Authorizer
 from semel.broker.clock import Clock, SystemClock
 from semel.broker.configs import BrokerSettings, TopicSettings, topic_settings
+from semel.broker.descriptors import connections_max
 from semel.broker.durability import Durability, Fsync
 from semel.broker.failpoints import reach
 from semel.broker.fetch_sessions import FetchSessions
 from semel.broker.group_runtime import GroupRuntime
+from semel.broker.held_memory import HeldMemory
 from semel.broker.listeners import ListenerSettings, check_listeners
 from semel.broker.metrics import Metrics
 from semel.broker.producer_ids import ProducerIds
 from semel.broker.sockets import Listener
+from semel.broker.storage.cleaner import plan_cleaning
 from semel.broker.storage.data_directory import DataDirectory
 from semel.broker.storage.disk import Disk, RealDisk
 from semel.broker.storage.failures import StorageError
@@ -28,6 +31,7 @@ from semel.broker.storage.log_settings import LogSettings
 from semel.broker.storage.partition import Partition
 from semel.broker.topics import Topic, TopicStore
 from semel.broker.transaction_runtime import CONSUMER_OFFSETS, TRANSACTION_STATE, TransactionRuntime
+from semel.errors import CorruptRecords
 
 if TYPE_CHECKING:
     from semel.broker.connection import Connection
@@ -90,9 +94,12 @@ class Broker:
         self._connections: dict[Connection, None] = {}  # in the order they came: the same run is the same again
         self._requests: dict[asyncio.Task[None], None] = {}
         """Those that wait for something, also when their clients have gone."""
+        self.connections_max = connections_max()
+        self.held_memory = HeldMemory()
         self._listeners: list[Listener] = []
         self._tick_task: asyncio.Task[None] | None = None
         self._due_ms: dict[str, int] = {}
+        self._cleaning: asyncio.Task[None] | None = None
         self._is_stopping = False
 
     # Starting and stopping.
@@ -131,13 +138,24 @@ class Broker:
         self.groups.load(self.partitions_of(CONSUMER_OFFSETS))
         reach("after_coordinators_loaded")
         await self.transactions.recover(power_was_lost=self._was_power_lost())
-        self.directory.write_meta(_BOOT_META, self._boot_id.encode())
+        self._write_boot_id()
+
+    def _write_boot_id(self) -> None:
+        boot_id = self._boot_id.encode()
+        if self.directory.read_meta(_BOOT_META) == boot_id:
+            return
+        try:
+            self.directory.write_meta(_BOOT_META, boot_id)
+        except StorageError as error:
+            # A full disk must not keep its records from their readers. An older id can only make the next start more
+            # careful than it need be.
+            self.note_storage_error(error)
 
     def _was_power_lost(self) -> bool:
         if self.directory.was_clean:
             return False
         last = self.directory.read_meta(_BOOT_META)
-        return last is not None and last.decode() != self._boot_id
+        return last is not None and last != self._boot_id.encode()
 
     async def stop(self, *, clean: bool = True) -> None:
         """Answer nobody any more, and leave everything on disk so that the next start need not search."""
@@ -148,6 +166,8 @@ class Broker:
         await self._finish_requests()
         if self._tick_task is not None:
             await self._tick_task
+        if self._cleaning is not None:
+            await self._cleaning
         await self.durability.close()
         for partition in self._partitions.values():
             partition.close(clean=clean)
@@ -167,6 +187,8 @@ class Broker:
         for listener in self._listeners:
             listener.close()
         self.close_connections()
+        if self._cleaning is not None:
+            self._cleaning.cancel()
         self.durability.abandon()
         for partition in self._partitions.values():
             partition.close(clean=False)
@@ -289,8 +311,16 @@ class Broker:
         )
 
     def connection_opened(self, connection: Connection) -> None:
+        if len(self._connections) >= self.connections_max:
+            self._close_longest_idle()
         self._connections[connection] = None
         self.metrics.connections_opened += 1
+
+    def _close_longest_idle(self) -> None:
+        """So that who connects and does nothing cannot keep others out. A client that was idle connects again."""
+        idle = min(self._connections, key=lambda one: (one.is_busy, one.last_active_ms))
+        _LOG.warning("%d connections are open: closing the longest idle, from %s", self.connections_max, idle.host)
+        idle.close()
 
     def request_waits(self, task: asyncio.Task[None]) -> None:
         self._requests[task] = None
@@ -298,6 +328,7 @@ class Broker:
 
     def connection_closed(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
+        self.held_memory.forget(connection)
 
     def close_connections(self) -> None:
         for connection in list(self._connections):
@@ -339,14 +370,31 @@ class Broker:
             self._close_idle()
         if self._is_due("retention", settings.retention_check_interval_ms):
             self._for_each_partition(lambda partition: partition.apply_retention(self.clock.now_ms()))
-        if settings.cleaner_enabled and self._is_due("compaction", settings.cleaner_backoff_ms):
-            self._for_each_partition(lambda partition: partition.compact(self.clock.now_ms()))
+        self.durability.sync_soon([one for one in self.all_partitions() if one.has_unsynced_segments])
+        is_idle = self._cleaning is None and settings.cleaner_enabled
+        if is_idle and self._is_due("compaction", settings.cleaner_backoff_ms):
+            self._cleaning = asyncio.ensure_future(self._clean())
         if self._is_due("producers", settings.producer_id_expiration_check_interval_ms):
             self._for_each_partition(lambda partition: partition.expire_producers(self.clock.now_ms()))
         if self._is_due("transactional ids", settings.transactional_id_expiration_check_interval_ms):
             self.transactions.expire()
         if self._is_due("offsets", settings.offsets_retention_check_interval_ms):
             self.groups.expire()
+
+    async def _clean(self) -> None:
+        """Compact what asks for it, one partition after the other, beside everything else."""
+        try:
+            for partition in self.all_partitions():
+                cleaning = None if self._is_stopping else plan_cleaning(partition, self.clock.now_ms())
+                if cleaning is None:
+                    continue
+                try:
+                    await self.durability.run_aside(cleaning.run)
+                    cleaning.finish()
+                except (StorageError, CorruptRecords) as error:
+                    self.note_storage_error(error)
+        finally:
+            self._cleaning = None
 
     def _is_due(self, what: str, interval_ms: int) -> bool:
         now_ms = self.clock.now_ms()

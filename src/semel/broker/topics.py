@@ -40,6 +40,10 @@ INTERNAL_TOPICS: Final = frozenset({OFFSETS_TOPIC, TRANSACTION_TOPIC})
 
 DISK_FAILURES: Final = (OSError, StorageError)
 
+NEW_PARTITIONS_MAX: Final = 10_000
+"""Of one request, as in Kafka: it could otherwise keep the broker busy for minutes."""
+TOO_MANY_PARTITIONS: Final = "Excessively large number of partitions per request."
+
 _DEFAULT: Final = -1
 
 
@@ -78,6 +82,7 @@ class TopicStore:
         self._new_id = new_id
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[UUID, Topic] = {}
+        self._lines: dict[str, tuple[Topic, str]] = {}
         self.broker_configs: dict[str, dict[str, str]] = {}
         """Dynamic broker configs by the broker's id as text; "" stands for all brokers."""
         stored = meta.read_meta(META_NAME)
@@ -264,21 +269,28 @@ class TopicStore:
         self._by_id = {topic.topic_id: topic for topic in topics.values()}
 
     def _write(self, topics: Mapping[str, Topic]) -> None:
-        content = {
+        head = {
             "version": META_VERSION,
             "cluster_id": self.cluster_id,
             "broker_configs": self.broker_configs,
-            "topics": [
-                {
-                    "name": topic.name,
-                    "id": str(topic.topic_id),
-                    "partitions": topic.partition_count,
-                    "configs": dict(topic.configs),
-                }
-                for topic in topics.values()
-            ],
         }
-        self._meta.write_meta(META_NAME, json.dumps(content, indent=1).encode())
+        self._lines = {topic.name: (topic, self._line(topic)) for topic in topics.values()}
+        lines = ",\n".join(line for _, line in self._lines.values())
+        self._meta.write_meta(META_NAME, f'{json.dumps(head)[:-1]}, "topics": [\n{lines}\n]}}\n'.encode())
+
+    def _line(self, topic: Topic) -> str:
+        """Kept as text: writing all topics anew for each would make a request for a thousand of them last minutes."""
+        topic_then, line = self._lines.get(topic.name, (None, ""))
+        if topic_then is topic:
+            return line
+        return json.dumps(
+            {
+                "name": topic.name,
+                "id": str(topic.topic_id),
+                "partitions": topic.partition_count,
+                "configs": dict(topic.configs),
+            }
+        )
 
     def _load(self, content: Any) -> None:
         try:

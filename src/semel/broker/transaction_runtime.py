@@ -17,13 +17,13 @@ from semel.broker.failpoints import reach
 from semel.broker.storage.failures import StorageError
 from semel.core.coordinator_hash import coordinator_partition
 from semel.core.refusal import Refused
+from semel.core.transaction_metadata import AT_REST, PROTOCOL_2
 from semel.core.transaction_records import (
     TransactionTombstone,
     decode_transaction,
     encode_tombstone,
     encode_transaction,
 )
-from semel.core.transaction_metadata import AT_REST, PROTOCOL_2
 from semel.core.transactions import (
     Decision,
     ProducerIdentity,
@@ -132,22 +132,29 @@ class TransactionRuntime:
         return self.coordinator.next_deadline_ms()
 
     async def tick(self) -> None:
-        """Abort what is over its time, finish what a full disk has held up, forget what has long been idle."""
+        """Abort what is over its time, finish what a full disk has held up."""
         now_ms = self._broker.clock.now_ms()
         if (deadline_ms := self.coordinator.next_deadline_ms()) is not None and deadline_ms <= now_ms:
-            for decision in self.coordinator.decide_timeouts(
+            decisions = self.coordinator.decide_timeouts(
                 now_ms=now_ms, new_producer_id=self._broker.producer_ids.next_id
-            ):
-                if decision.record is not None and decision.record.transactional_id not in self._changing:
+            )
+            judged = [(self.coordinator.get(one.record.transactional_id), one) for one in decisions if one.record]
+            for metadata, decision in judged:
+                if metadata is not None and self._is_still(metadata):
                     self._broker.metrics.transactions_timed_out += 1
                     await self._try_carry_out(decision)
         for metadata in self.coordinator.unfinished():
-            if metadata.transactional_id not in self._changing:
+            if self._is_still(metadata):
                 self._changing.add(metadata.transactional_id)
                 try:
                     await self._finish(metadata)
                 finally:
                     self._changing.discard(metadata.transactional_id)
+
+    def _is_still(self, metadata: TransactionMetadata) -> bool:
+        """While the one before it was waited for, its owner may have gone on: what was decided then is void."""
+        name = metadata.transactional_id
+        return name not in self._changing and self.coordinator.get(name) is metadata
 
     def expire(self) -> None:
         for transactional_id in self.coordinator.decide_expirations(now_ms=self._broker.clock.now_ms()):
@@ -218,7 +225,7 @@ class TransactionRuntime:
         known = {
             (one.producer_id, partition)
             for one in self.coordinator
-            if one.status is TransactionStatus.ONGOING
+            if one.status not in AT_REST  # one that is decided may wait for space to write its markers
             for partition in one.partitions
         }
         for partition in self._broker.all_partitions():
@@ -230,7 +237,12 @@ class TransactionRuntime:
                         partition.topic,
                         partition.index,
                     )
-                    self._mark(partition, entry.producer_id, entry.producer_epoch, committed=False, protocol_2=False)
+                    try:
+                        self._mark(
+                            partition, entry.producer_id, entry.producer_epoch, committed=False, protocol_2=False
+                        )
+                    except StorageError as error:
+                        _LOG.error("readers of committed records stop there until the next start: %s", error)
 
     # Carrying out.
 

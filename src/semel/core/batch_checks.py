@@ -35,8 +35,6 @@ def check_header(header: BatchHeader, *, from_client: bool) -> None:
         raise _invalid(f"the batch claims {header.record_count} records over {header.last_offset_delta + 1} offsets")
     if header.producer_id < 0 and (header.is_transactional or header.is_control):
         raise _invalid("a transactional batch needs a producer id")
-    if header.producer_id >= 0 and header.producer_epoch < 0:
-        raise _invalid(f"producer {header.producer_id} sent epoch {header.producer_epoch}")
     if header.is_control:
         raise _invalid("only the transaction coordinator writes control records")
     if not from_client:

@@ -1,14 +1,11 @@
 """What KIP-848 members subscribe to: regular expressions made into topic names, and a hash that shows a change.
 
-Kafka compiles expressions with RE2; here Python's `re` does, whose syntax is nearly the same. A name must match as a
-whole.
+A name must match as a whole.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from uuid import UUID
@@ -16,6 +13,7 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from semel.core.consumer_group_records import ResolvedRegex
+from semel.core.linear_regex import LinearRegex, UnusableRegex
 from semel.core.refusal import Refused
 
 # Topic id and number of partitions by topic name.
@@ -23,16 +21,25 @@ Topics = Mapping[str, tuple[UUID, int]]
 
 
 @lru_cache(maxsize=64)
-def compile_regex(regex: str) -> re.Pattern[str]:
+def compile_regex(regex: str) -> LinearRegex:
     """Compile, or refuse with INVALID_REGULAR_EXPRESSION."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return re.compile(regex)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise Refused(
-            ErrorCode.invalid_regular_expression, f"SubscribedTopicRegex {regex!r} is not a valid expression: {error}"
-        ) from error
+        return LinearRegex(regex)
+    except UnusableRegex as error:
+        raise _unusable(regex, error) from error
+
+
+def _matching(regex: str, topics: Topics) -> list[str]:
+    try:
+        return compile_regex(regex).select(sorted(topics))
+    except UnusableRegex as error:
+        raise _unusable(regex, error) from error
+
+
+def _unusable(regex: str, error: UnusableRegex) -> Refused:
+    return Refused(
+        ErrorCode.invalid_regular_expression, f"SubscribedTopicRegex {regex[:100]!r} is not a valid expression: {error}"
+    )
 
 
 def resolve(
@@ -53,7 +60,7 @@ def resolve(
     version = _hash64(sorted(topics))
     return {
         regex: ResolvedRegex(
-            tuple(name for name in sorted(topics) if compile_regex(regex).fullmatch(name) and may_describe(name)),
+            tuple(name for name in _matching(regex, topics) if may_describe(name)),
             version,
             now_ms,
         )

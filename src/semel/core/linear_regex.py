@@ -1,8 +1,8 @@
 """Regular expressions from strangers, matched in a time that grows only with the length of the text.
 
-Python's `re` tries one way after another, and for `(a+)+b` there are more ways than there is time: one subscription would
-stop the broker for good. Kafka uses RE2; this does what RE2 does, on the tree that `re` parses: all ways at once. As in
-RE2, there are no references to groups and no looking around.
+Python's `re` tries one way after another, and for `(a+)+b` there are more ways than there is time: one subscription
+would stop the broker for good. Kafka uses RE2; this does what RE2 does, on the tree that `re` parses: all ways at once.
+As in RE2, there are no references to groups and no looking around.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Final
 
 STATES_MAX: Final = 2_000
 PATTERN_CHARACTERS_MAX: Final = 10_000
-STEPS_MAX: Final = 2_000_000
-"""Over all texts that one pattern is tried on within one request."""
+STEPS_MAX: Final = 3_000_000
+"""For all texts that an expression is tried on at once: a second or so."""
 
 _parser: Any = vars(re)["_parser"]
 _codes: Any = vars(re)["_constants"]
@@ -33,7 +33,7 @@ class LinearRegex:
 
     >>> regex = LinearRegex("(o|or)+d.rs?")
     >>> regex.matches("orders"), regex.matches("my-orders")
-    (False, False)
+    (True, False)
     >>> LinearRegex("(a+)+b").matches("a" * 1000)
     False
     """
@@ -52,21 +52,35 @@ class LinearRegex:
             self._start = self._automaton.add(tree, _END)
         except RecursionError as error:
             raise UnusableRegex(str(error)) from None
-        self.steps_left = STEPS_MAX
 
     def matches(self, text: str) -> bool:
-        """Whether the whole text matches. Raises UnusableRegex when all calls together have cost too much."""
+        """Whether the whole text matches."""
+        return bool(self.select([text]))
+
+    def select(self, texts: Iterable[str]) -> list[str]:
+        """Those that match as a whole. Raises UnusableRegex when trying all of them costs too much."""
+        selected: list[str] = []
+        steps_left = STEPS_MAX
+        for text in texts:
+            is_match, steps = self._try(text)
+            steps_left -= steps
+            if steps_left < 0:
+                raise UnusableRegex("it takes too long on the names that there are")
+            if is_match:
+                selected.append(text)
+        return selected
+
+    def _try(self, text: str) -> tuple[bool, int]:
         automaton = self._automaton
         current = automaton.closure([self._start], text, 0)
+        steps = 0
         for position, character in enumerate(text, 1):
-            self.steps_left -= len(current) + 1
-            if self.steps_left < 0:
-                raise UnusableRegex("it takes too long on the names that there are")
+            steps += len(current) + 1
             following = [automaton.next_of(state) for state in current if automaton.takes(state, character)]
             if not following:
-                return False
+                return False, steps
             current = automaton.closure(following, text, position)
-        return _END in current
+        return _END in current, steps
 
 
 _END: Final = 0
@@ -125,7 +139,8 @@ class _Automaton:
         if code is _codes.BRANCH:
             return self._state(*(self.add(tree, end) for tree in argument[1]))
         if code in (_codes.MAX_REPEAT, _codes.MIN_REPEAT):
-            return self._add_repeat(*argument, end)
+            least, most, tree = argument
+            return self._add_repeat(least, most, tree, end)
         if code is _codes.AT:
             holds = _CONDITIONS.get(argument)
             if holds is not None:

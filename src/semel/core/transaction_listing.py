@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from kio.schema.errors import ErrorCode
 
+from semel.core.linear_regex import LinearRegex, UnusableRegex
 from semel.core.refusal import Refused
 from semel.core.transaction_metadata import TransactionMetadata, TransactionStatus
 from semel.core.transactions import TransactionCoordinator
@@ -46,24 +46,25 @@ def list_transactions(
     pattern must match the whole id; one that is no regular expression is refused with INVALID_REGULAR_EXPRESSION.
     """
     statuses = {title: TransactionStatus.by_title(title) for title in state_filters}
-    pattern = _compile(transactional_id_pattern) if transactional_id_pattern else None
+    wanted_statuses = set(statuses.values())
+    wanted_producer_ids = set(producer_id_filters)
 
     def passes(metadata: TransactionMetadata) -> bool:
         return (
-            (not producer_id_filters or metadata.producer_id in producer_id_filters)
-            and (not statuses or metadata.status in statuses.values())
+            (not wanted_producer_ids or metadata.producer_id in wanted_producer_ids)
+            and (not wanted_statuses or metadata.status in wanted_statuses)
             and (duration_filter_ms < 0 or now_ms - metadata.start_ms > duration_filter_ms)
-            and (pattern is None or pattern.fullmatch(metadata.transactional_id) is not None)
         )
 
-    return TransactionListing(
-        tuple(metadata for metadata in coordinator if passes(metadata)),
-        tuple(title for title, status in statuses.items() if status is None),
-    )
+    passing = [metadata for metadata in coordinator if passes(metadata)]
+    if transactional_id_pattern:
+        matching = _matching(transactional_id_pattern, [metadata.transactional_id for metadata in passing])
+        passing = [metadata for metadata in passing if metadata.transactional_id in matching]
+    return TransactionListing(tuple(passing), tuple(title for title, status in statuses.items() if status is None))
 
 
-def _compile(pattern: str) -> re.Pattern[str]:
+def _matching(pattern: str, transactional_ids: Iterable[str]) -> set[str]:
     try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise Refused(ErrorCode.invalid_regular_expression, f"{pattern!r}: {error}") from error
+        return set(LinearRegex(pattern).select(transactional_ids))
+    except UnusableRegex as error:
+        raise Refused(ErrorCode.invalid_regular_expression, f"{pattern[:100]!r}: {error}") from error

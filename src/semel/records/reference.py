@@ -8,7 +8,7 @@ records. A record's own attribute byte is unused in Kafka and ignored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -114,18 +114,21 @@ def unpack_body(header: BatchHeader, batch: memoryview, decompressed_bytes_max: 
 
 def decode_body(header: BatchHeader, body: memoryview) -> list[Record]:
     """The records in `body`, the unpacked bytes after the header."""
+    return list(iterate_body(header, body))
+
+
+def iterate_body(header: BatchHeader, body: memoryview) -> Iterator[Record]:
+    """The same one after the other, for who needs to look at each only once."""
     reader = _Reader(header.base_offset, body)
-    records: list[Record] = []
     last_offset_delta = -1
     for _ in range(header.record_count):
         offset_delta, record = reader.record(header)
         if not last_offset_delta < offset_delta <= header.last_offset_delta:
             raise reader.damaged(f"offset delta {offset_delta} after {last_offset_delta}")
         last_offset_delta = offset_delta
-        records.append(record)
+        yield record
     if reader.position != len(body):
         raise reader.damaged(f"{len(body) - reader.position} bytes after the last of {header.record_count} records")
-    return records
 
 
 def write_record(body: bytearray, record: Record, base_offset: int, base_timestamp: int) -> None:

@@ -12,12 +12,15 @@ import asyncio
 import random
 import tempfile
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from semel.verify.hostile_frames import FrameMaker, mutate, served
 from semel.verify.hostile_host import HostileHost, Violation
+from semel.verify.hostile_sockets import hostile_clients
+from semel.verify.memory import rss_bytes
 
 RSS_GROWTH_BYTES_MAX: Final = 256 << 20
 """What the frames of one broker's life may add to the memory of the process, garbage of the allocator included."""
@@ -41,12 +44,7 @@ class Tally:
         )
 
 
-def rss_bytes(process: int | str = "self") -> int:
-    """The memory that a process holds, by /proc."""
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"process {process} has no memory: has it ended?")
+Work = Callable[[HostileHost, FrameMaker, random.Random, Tally], Awaitable[None]]
 
 
 async def offer_valid(seed: int, rounds: int = 3) -> Tally:
@@ -101,8 +99,7 @@ async def _mutated(host: HostileHost, maker: FrameMaker, count: int, chance: ran
     await _valid(host, maker, 1, Tally())
 
 
-async def _on_host(seed: int, work: object) -> Tally:
-    assert callable(work)
+async def _on_host(seed: int, work: Work) -> Tally:
     chance = random.Random(seed)
     tally = Tally()
     with tempfile.TemporaryDirectory(prefix="semel-hostile-") as folder:
@@ -124,8 +121,30 @@ async def _on_host(seed: int, work: object) -> Tally:
     return tally
 
 
+def run_sockets(seed: int, frames: int) -> None:
+    """Everything over sockets, in full."""
+    with hostile_clients(seed) as clients:
+        print(f"spoiled over sockets: {dict(clients.send_mutated(frames))}", flush=True)
+        clients.announce_absurd_sizes()
+        clients.stop_amid_large_frames(clients=12, sent_bytes=60 << 20)
+        print(f"beside 200 slow clients: {clients.send_byte_by_byte(200) * 1000:.0f} ms for an answer", flush=True)
+        clients.end_half_way(200)
+        print(f"beside 1,000 idle ones: {clients.connect_and_do_nothing(1_000) * 1000:.0f} ms", flush=True)
+        clients.storm(3_000)
+        clients.never_read(clients=150, requests=100)
+        clients.check_transaction()
+        print(f"the broker held {clients.highest_rss_bytes / 2**20:.0f} MiB at most", flush=True)
+    with tempfile.TemporaryDirectory(prefix="semel-hostile-") as folder:
+        users = Path(folder, "users")
+        users.touch(mode=0o600)
+        users.write_text("ann=secret\n")
+        arguments = ["--listener", "SASL_PLAINTEXT://127.0.0.1:0", "--users", str(users)]
+        with hostile_clients(seed, arguments=arguments) as clients:
+            clients.announce_absurd_sizes_before_login("ann", "secret")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--frames", type=int, default=1_000_000, help="spoiled frames in this process")
     parser.add_argument("--socket-frames", type=int, default=20_000, help="spoiled frames over sockets")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
@@ -134,6 +153,7 @@ def main() -> None:
     print(f"valid: {asyncio.run(offer_valid(options.seed))}", flush=True)
     print(f"cut off at each byte: {asyncio.run(offer_truncated(options.seed))}", flush=True)
     print(f"spoiled: {asyncio.run(offer_mutated(options.seed, options.frames))}", flush=True)
+    run_sockets(options.seed, options.socket_frames)
 
 
 if __name__ == "__main__":

@@ -80,9 +80,7 @@ class FrameMaker:
 
     def _entity(self, entity: Any) -> Any:
         producer = self._chance.choice(sorted(self.world.producers.items()) or [("tx-1", (1, 0))])
-        return entity(
-            **{one.name: self._field(entity.__name__, one, producer) for one in dataclasses.fields(entity)}
-        )
+        return entity(**{one.name: self._field(entity.__name__, one, producer) for one in dataclasses.fields(entity)})
 
     def _field(self, entity: str, one: dataclasses.Field[Any], producer: tuple[str, tuple[int, int]]) -> Any:
         nested = nested_entity(one.type)

@@ -7,10 +7,11 @@ import logging
 import struct
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from kio.index import load_request_schema, load_response_schema
+from kio.index import load_response_schema
 from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 
@@ -23,6 +24,7 @@ from semel.testing.manual_clock import ManualClock
 from semel.verify.hostile_frames import GROUPS, TOPICS, TRANSACTIONAL_IDS, World, with_size
 from semel.verify.simulated_network import make_request
 from semel.wire.api import Api
+from semel.wire.describe_transactions import DescribeTransactionsResponse
 from semel.wire.messages import encode_request, response_type_for
 from semel.wire.server import SERVER_VERSIONS
 
@@ -31,7 +33,8 @@ FRAME_SECONDS_MAX: Final = 5.0
 
 _LISTENER: Final = ListenerSettings()
 _SHARED: Final = bytearray(64 * 1024)
-_TURNS_MAX: Final = 200
+_MS_PER_FRAME: Final = 5
+_TURNS_MAX: Final = 3_000
 _MAY_WAIT: Final = frozenset({Api.FETCH, Api.JOIN_GROUP, Api.SYNC_GROUP})
 _UNREADABLE: Final = (SerialError, ValueError, LookupError, OverflowError, struct.error)
 
@@ -54,7 +57,7 @@ class BrokerLog(logging.Handler):
     """Keeps the last traceback that the broker logged, and is silent about the rest."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.ERROR)
         self.last = ""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -108,6 +111,7 @@ class HostileHost:
         self.broker = self._new_broker()
         self._connection: SocketlessConnection | None = None
         self.slowest_s = 0.0
+        self._level_before = logging.NOTSET
 
     def _new_broker(self) -> Broker:
         options = BrokerOptions(data=self._folder, fsync=Fsync.COMMIT, config={"num.partitions": "2"})
@@ -117,6 +121,8 @@ class HostileHost:
         logger = logging.getLogger("semel.broker")
         logger.addHandler(self.log)
         logger.propagate = False
+        self._level_before = logger.level
+        logger.setLevel(logging.ERROR)  # it warns of each connection that it refuses, of which there are thousands
         await self.broker.start(listen=False)
 
     async def stop(self) -> None:
@@ -124,6 +130,7 @@ class HostileHost:
         logger = logging.getLogger("semel.broker")
         logger.removeHandler(self.log)
         logger.propagate = True
+        logger.setLevel(self._level_before)
 
     async def restart(self) -> None:
         """What hostile frames have left on disk must not keep the next broker from starting."""
@@ -182,6 +189,9 @@ class HostileHost:
             raise Violation(f"a sound {api.name} was not answered: {self.log.last}")
         return _read_whole(response_type_for(request), body)
 
+    def advance(self, ms: int) -> None:
+        self._clock.move(ms)
+
     async def offer(self, body: bytes, *, must_be_answered: bool = False) -> str:
         """Send one request (without its size). Returns what came of it: answered, refused, waiting or silent."""
         connection = self._connection
@@ -203,7 +213,7 @@ class HostileHost:
             raise Violation(f"a valid request was refused: {body.hex()}")
         if outcome == "waiting":
             await self._leave(connection, body)
-        self._clock.move(20)
+        self._clock.move(_MS_PER_FRAME)
         return outcome
 
     async def _settle(self, connection: SocketlessConnection) -> None:
@@ -256,13 +266,9 @@ def _check_answer(sent: bytes, body: bytes) -> None:
         _read_whole(_response_type(api, version), sent[4:])
 
 
+@cache
 def _response_type(api: Api, version: int) -> Any:
-    from semel.wire.describe_transactions import DescribeTransactionsResponse
-
-    if api is Api.DESCRIBE_TRANSACTIONS:
-        return DescribeTransactionsResponse
-    schema: Any = load_request_schema(api, version)
-    return load_response_schema(schema.__api_key__, version)
+    return DescribeTransactionsResponse if api is Api.DESCRIBE_TRANSACTIONS else load_response_schema(api, version)
 
 
 def _read_whole(response_type: Any, data: bytes) -> Any:

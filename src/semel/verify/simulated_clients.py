@@ -416,9 +416,7 @@ class TransactionalProducer(Producer):
 
     async def _end(self, transaction: Transaction, committed: bool) -> None:
         transaction.is_commit_requested |= committed
-        answer = await self.insist(
-            Api.END_TXN, lambda answer: answer.error_code, committed=committed, **self._mine()
-        )
+        answer = await self.insist(Api.END_TXN, lambda answer: answer.error_code, committed=committed, **self._mine())
         self.world.note(f"{transaction.key} {'committed' if committed else 'aborted'}")
         self.world.ledger.answer(transaction, "commit" if committed else "abort")
         if self.speaks_protocol_2:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from uuid import UUID
 
-from semel.broker.durability import Fsync
+from semel.broker.durability import Durability, Fsync
 from semel.broker.state import Broker, BrokerOptions
 from semel.broker.storage.failures import StorageError
+from semel.broker.storage.persistence import Unsynced
 from semel.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 from semel.verify.simulated_network import SimulatedConnection
 from semel.verify.simulation_ledger import Violation
@@ -30,6 +31,19 @@ class BrokerLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info:
             self.last = logging.Formatter().format(record)
+
+
+class SlowDurability(Durability):
+    """Syncs that take their time, so that others come in between and a crash can find one half-way."""
+
+    def __init__(self, mode: Fsync, on_failure: Callable[[Exception], None], chance: random.Random) -> None:
+        super().__init__(mode, on_failure, in_thread=False)
+        self._chance = chance
+
+    async def _sync(self, unsynced: list[Unsynced]) -> None:
+        if unsynced:
+            await asyncio.sleep(self._chance.random() ** 4 * 0.05)
+        await super()._sync(unsynced)
 
 
 class SimulatedHost:
@@ -102,9 +116,8 @@ class SimulatedHost:
             disk=self.disk,
             boot_id=f"boot {self._boots}",
             new_id=lambda: UUID(int=self._chance.getrandbits(128), version=4),
-            on_fatal=self._note_fatal,
-            sync_in_thread=False,
         )
+        broker.durability = SlowDurability(self._options.fsync, self._note_fatal, self._chance)
         await broker.start(listen=False)
         self._broker = broker
         self._clock.after_call = self.happened

@@ -20,11 +20,12 @@ from semel.wire.api import Api
 
 SESSION_TIMEOUT_MS = 2_500
 _HEARTBEAT_MS = 600
+_NO_MEMBER_ANY_MORE = (ErrorCode.fenced_member_epoch, ErrorCode.unknown_member_id, ErrorCode.group_id_not_found)
 _RECORDS_MAX = 6
 
 
 class Membership:
-    """A place in a group. `partitions` is what the member may work on, `is_new` that it has changed since last asked."""
+    """A place in a group. `partitions` is what the member may work on, `is_new` that it has changed lately."""
 
     def __init__(self, client: Copier, group_id: str, topic: str) -> None:
         self.client = client
@@ -92,9 +93,7 @@ class ClassicMembership(Membership):
             if joined.error_code is not ErrorCode.member_id_required:
                 self.member_id = ""
             return
-        assignments = _spread(
-            [member.member_id for member in joined.members], self.client.input_partitions
-        )
+        assignments = _spread([member.member_id for member in joined.members], self.client.input_partitions)
         synced = await self._ask(
             Api.SYNC_GROUP,
             timeout_ms=4 * SESSION_TIMEOUT_MS,
@@ -141,19 +140,21 @@ class ConsumerMembership(Membership):
             topic_partitions=[] if is_joining or not owned else [{"topic_id": topic_id, "partitions": owned}],
         )
         if answer.error_code is not ErrorCode.none:
-            if answer.error_code in (ErrorCode.fenced_member_epoch, ErrorCode.unknown_member_id):
+            if answer.error_code in _NO_MEMBER_ANY_MORE:
                 self.forget()
             return
         self.member_id = answer.member_id
         self._reported = list(self.partitions)
         self.generation_id = answer.member_epoch
         if answer.assignment is not None:
-            self._own([
-                (self.topic, index)
-                for topic in answer.assignment.topic_partitions
-                if topic.topic_id == topic_id
-                for index in sorted(topic.partitions)
-            ])
+            self._own(
+                [
+                    (self.topic, index)
+                    for topic in answer.assignment.topic_partitions
+                    if topic.topic_id == topic_id
+                    for index in sorted(topic.partitions)
+                ]
+            )
 
 
 class Copier(TransactionalProducer, Fetching):
@@ -179,6 +180,7 @@ class Copier(TransactionalProducer, Fetching):
         kind = ClassicMembership if is_classic else ConsumerMembership
         self._membership: Membership = kind(self, group_id, input_partitions[0][0])
         self._positions: dict[TopicPartition, int] | None = None
+        self._stalls_left = 2
         # Generations came with version 3 (KIP-447), stable offsets with 7: without them nobody copies exactly once.
         self.version_of(Api.TXN_OFFSET_COMMIT, lowest=3)
         self.version_of(Api.OFFSET_FETCH, lowest=7)
@@ -198,7 +200,7 @@ class Copier(TransactionalProducer, Fetching):
                 self.world.note(f"{self.name} begins anew: {failure!r}")
                 self.identity = None
                 self._positions = None
-            if self.chance.random() < (0 if self.world.is_healing else 0.01):
+            if self.chance.random() < (0 if self.world.is_healing else 0.02):
                 await self._vanish()
 
     async def _vanish(self) -> None:
@@ -208,6 +210,13 @@ class Copier(TransactionalProducer, Fetching):
         self.identity = self._positions = None
         self._membership.forget()
         await self.pause(self.chance.choice((100, 2 * SESSION_TIMEOUT_MS)))
+
+    async def _stall(self) -> None:
+        """For so long nothing is heard of it that the group may give its partitions to another."""
+        if self._stalls_left and self.chance.random() < 0.15:
+            self._stalls_left -= 1
+            self.world.note(f"{self.name} stalls")
+            await self.pause(1.4 * SESSION_TIMEOUT_MS)
 
     async def _step(self) -> None:
         membership = self._membership
@@ -267,6 +276,7 @@ class Copier(TransactionalProducer, Fetching):
             number += len(found)
             batches.append(self.new_batch(outputs[where], values))
         await self.write(transaction, batches)
+        await self._stall()
         offsets = {where: found[-1][0] + 1 for where, found in records.items()}
         membership = self._membership
         await self.commit_offsets(
@@ -276,6 +286,7 @@ class Copier(TransactionalProducer, Fetching):
             member_id=membership.member_id,
             generation_id=membership.generation_id,
         )
+        await self._stall()
         assert self._positions is not None
         self._positions.update(offsets)
 

@@ -12,14 +12,14 @@ from semel.records.layout import iter_batches
 from semel.records.reference import decode_batch
 from semel.verify.simulated_clients import Client, Surroundings
 from semel.verify.simulated_network import Lost
-from semel.verify.simulation_ledger import TopicPartition
+from semel.verify.simulation_ledger import TopicPartition, Violation
 from semel.wire.api import Api
 
 _NO_SESSION = 0
 
 
 def visible_records(partition: Any, position: int, *, is_committed: bool) -> tuple[list[tuple[int, str]], int]:
-    """Offset and value of the records of a fetched partition that a reader at `position` gets, and its next position."""
+    """Offset and value of the fetched records that a reader at `position` gets, and its next position."""
     records: list[tuple[int, str]] = []
     aborted = sorted((one.first_offset, one.producer_id) for one in partition.aborted_transactions or ())
     active: set[int] = set()
@@ -51,9 +51,11 @@ class Fetching(Client):
     async def fetch(self, positions: dict[TopicPartition, int], **how: Any) -> list[tuple[TopicPartition, Any]]:
         """What the broker has from these positions on; nothing when the answer was lost."""
         session_id, epoch = self._session if self._wants_session else (_NO_SESSION, -1)
-        changed = positions if epoch <= 0 else {
-            where: offset for where, offset in positions.items() if self._named.get(where) != offset
-        }
+        changed = (
+            positions
+            if epoch <= 0
+            else {where: offset for where, offset in positions.items() if self._named.get(where) != offset}
+        )
         topics: dict[str, list[dict[str, Any]]] = {}
         for (topic, index), offset in changed.items():
             topics.setdefault(topic, []).append(
@@ -75,9 +77,7 @@ class Fetching(Client):
                 session_id=session_id,
                 session_epoch=epoch,
                 topics=[{"topic": topic, "partitions": partitions} for topic, partitions in topics.items()],
-                forgotten_topics_data=[
-                    {"topic": topic, "partitions": indexes} for topic, indexes in forgotten.items()
-                ],
+                forgotten_topics_data=[{"topic": topic, "partitions": indexes} for topic, indexes in forgotten.items()],
                 # A repeat would be a second reader of the session, whose answers the first one then misses.
                 may_repeat=lambda: not self._wants_session,
                 **how,
@@ -88,12 +88,11 @@ class Fetching(Client):
             return []
         if self._wants_session and getattr(answer, "session_id", 0):
             self._session, self._named = (answer.session_id, max(epoch, 0) + 1), dict(positions)
-        return [
-            ((topic.topic, one.partition_index), one)
-            for topic in answer.responses
-            for one in topic.partitions
-            if one.error_code is ErrorCode.none
-        ]
+        found = [((topic.topic, one.partition_index), one) for topic in answer.responses for one in topic.partitions]
+        for where, _ in found:
+            if where not in positions:
+                raise Violation(f"{self.name} asked for {list(positions)} and is answered about {where}")
+        return [(where, one) for where, one in found if one.error_code is ErrorCode.none]
 
 
 class Reader(Fetching):

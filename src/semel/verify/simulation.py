@@ -22,6 +22,7 @@ from uuid import UUID
 
 from semel.broker.durability import Fsync
 from semel.broker.state import Broker
+from semel.broker.storage.data_directory import LOCK_NAME
 from semel.broker.transaction_runtime import CONSUMER_OFFSETS, TRANSACTION_STATE
 from semel.core.transaction_metadata import PREPARED
 from semel.testing.simulated_disk import SimulatedCrash
@@ -156,7 +157,7 @@ class World:
             self.topics[f"out-{kind}"] = 2
             self._groups.append(kind)
             outputs: list[TopicPartition] = [(f"out-{kind}", 0), (f"out-{kind}", 1)]
-            for number in range(chance.randint(1, 2)):
+            for number in range(chance.randint(1, 3)):
                 name, is_classic = f"{kind}{number}", kind == "classic"
                 self.copiers.append(Copier(self, name, self._seed(), kind, inputs, outputs, is_classic=is_classic))
         everything = [(topic, index) for topic, count in self.topics.items() for index in range(count)]
@@ -245,7 +246,7 @@ class World:
         if self.host.is_broken:
             await self._restart_after(self.host.kill)
 
-    def _disasters(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+    def _disasters(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         disasters = [self._stop_and_start, self._kill, self._crash_in_a_write, self._fill_disk, self._sleep, self._cut]
         if self.fsync is not Fsync.NEVER:
             disasters += [self._cut_power, self._cut_power]
@@ -327,7 +328,8 @@ def run_seed(seed: int) -> Outcome:
             _end_all(loop)
     digest = hashlib.sha256("\n".join(world.trace).encode())
     for path in world.host.disk.paths():
-        digest.update(path.encode() + world.host.disk.content(path))
+        if not path.endswith(LOCK_NAME):  # it names the process
+            digest.update(path.encode() + world.host.disk.content(path))
     transactions = world.ledger.transactions.values()
     return Outcome(
         seed,

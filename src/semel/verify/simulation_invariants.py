@@ -21,6 +21,7 @@ from semel.verify.simulated_members import copied_value
 from semel.verify.simulation_ledger import Ledger, TopicPartition, Violation
 from semel.verify.simulation_views import Decisions, DecisionsView, LogView, OffsetsView, TopicView
 
+
 class Checker:
     """Looks at one broker after another over the same ledger."""
 
@@ -61,6 +62,8 @@ class Checker:
             view.read(partition)
             if isinstance(view, OffsetsView) and view.touched:
                 self._check_offsets(broker, view)
+        for states in self._decisions.values():
+            del states[:-1]
         if broker.metrics.unexpected_errors:
             raise Violation("the broker met an error that it does not know; see its log")
 
@@ -79,7 +82,9 @@ class Checker:
         for offset, value in records:
             seen = view.records[offset]
             if seen.value != value or seen.fate not in ("plain", "commit"):
-                raise Violation(f"a reader of committed records gets {value} at {where}, offset {offset}, which is {seen}")
+                raise Violation(
+                    f"a reader of committed records gets {value} at {where}, offset {offset}, which is {seen}"
+                )
 
     # After a restart.
 
@@ -160,14 +165,18 @@ class Checker:
                 else [(offset, record.value) for offset, record in view.records.items()]
             )
             if seen != expected:
-                wrong = [pair for pair in seen if pair not in expected] or [pair for pair in expected if pair not in seen]
+                wrong = [pair for pair in seen if pair not in expected] or [
+                    pair for pair in expected if pair not in seen
+                ]
                 raise Violation(f"{reader.name} has not read {where} exactly once in order: {wrong[:3]}")
 
     def check_copies(self, input_topic: str, output_topic: str) -> None:
         """The committed copies are the committed input, each once."""
         copies = [copied_value(value) for view in self.topic_views(output_topic) for _, value in view.committed()]
         if len(set(copies)) != len(copies):
-            raise Violation(f"{output_topic} has a copy twice: {sorted(one for one in copies if copies.count(one) > 1)}")
+            raise Violation(
+                f"{output_topic} has a copy twice: {sorted(one for one in copies if copies.count(one) > 1)}"
+            )
         inputs = {value for view in self.topic_views(input_topic) for _, value in view.committed()}
         # What a lost power took from the input may have been copied before, and a place that was passed is not read
         # again; only `always` promises that nobody sees what may still be lost.
@@ -230,7 +239,12 @@ def _as_logged(metadata: TransactionMetadata, transaction_version: int) -> Trans
 def _without_clock(entry: Any) -> tuple[Any, ...]:
     first_offset = -1 if entry.transaction_first_offset is None else entry.transaction_first_offset
     # A producer snapshot, as Kafka has it, holds the last batch only, and under the time of what came last.
-    return (entry.producer_epoch, entry.last_timestamp_ms, first_offset, tuple(entry.batches[-1][:3]) if entry.batches else ())
+    return (
+        entry.producer_epoch,
+        entry.last_timestamp_ms,
+        first_offset,
+        tuple(entry.batches[-1][:3]) if entry.batches else (),
+    )
 
 
 def _group_of(broker: Broker, listed: Any) -> Any:

@@ -19,7 +19,7 @@ class Violation(AssertionError):
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """One transaction of one client. `outcome` is what the markers in the logs say, `answered` what the client heard."""
+    """One transaction of one client. `outcome` is what the markers say, `answered` what the client was told."""
 
     key: str
     acknowledged: dict[str, TopicPartition] = field(default_factory=dict[str, TopicPartition])
@@ -67,12 +67,16 @@ class Ledger:
                 f"{client} and {owner} both own {transactional_id}, producer id {producer_id} epoch {producer_epoch}"
             )
 
-    def claim_partitions(self, group_id: str, generation_id: int, partitions: list[TopicPartition], member: str) -> None:
+    def claim_partitions(
+        self, group_id: str, generation_id: int, partitions: list[TopicPartition], member: str
+    ) -> None:
         """A member was told that these partitions are its in this generation (or member epoch)."""
         for partition in partitions:
             owner = self._assigned.setdefault((group_id, generation_id, partition), member)
             if owner != member:
-                raise Violation(f"{owner} and {member} both have {partition} of {group_id} in generation {generation_id}")
+                raise Violation(
+                    f"{owner} and {member} both have {partition} of {group_id} in generation {generation_id}"
+                )
 
     def forget_generations(self) -> None:
         """Group metadata is not synced at a commit, so that the loss of power may take generations back."""

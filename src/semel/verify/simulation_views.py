@@ -20,8 +20,8 @@ from semel.records.reference import Record, decode_batch
 from semel.verify.simulation_ledger import Ledger, Outcome, TopicPartition, Violation, transaction_key
 
 Fate = Literal["plain", "open", "commit", "abort"]
-Decisions = dict[int, TransactionStatus]
-"""By producer id, the newest state in `__transaction_state`."""
+Decisions = dict[int, list[TransactionStatus]]
+"""By producer id, the states in `__transaction_state`: that of the last look, and those that have come since."""
 
 _COMMITTED = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.COMPLETE_COMMIT)
 
@@ -80,10 +80,10 @@ class LogView:
             marker = read_control_batch(batch, check_crc=False)
             if marker is not None:
                 self._first_offsets.pop(marker.producer_id, None)
-                decided = self.decisions.get(marker.producer_id)
+                decided = self.decisions.get(marker.producer_id, [])
                 # A commit that a crash could still undo is none.
-                if marker.kind == "commit" and decided not in _COMMITTED and not self.is_old:
-                    raise Violation(f"{self.where} has a commit marker of {marker.producer_id}, which is {decided!r}")
+                if marker.kind == "commit" and not self.is_old and not any(one in _COMMITTED for one in decided):
+                    raise Violation(f"{self.where} has a commit marker of {marker.producer_id}, which is {decided}")
                 self.on_marker(marker.producer_id, marker.kind)
             return
         if header.is_transactional:
@@ -116,7 +116,7 @@ class DecisionsView(LogView):
         for record in records:
             decoded = None if record.key is None else decode_transaction(record.key, record.value)
             if decoded is not None and not isinstance(decoded, TransactionTombstone):
-                self.decisions[decoded.producer_id] = decoded.status
+                self.decisions.setdefault(decoded.producer_id, []).append(decoded.status)
 
     def on_marker(self, producer_id: int, outcome: Outcome) -> None:
         raise Violation(f"{self.where} holds a marker of {producer_id}")
@@ -141,9 +141,7 @@ class TopicView(LogView):
 
     def committed(self) -> Iterator[tuple[int, str]]:
         """Offset and value of all that a reader of committed records is to see, in order."""
-        return (
-            (offset, record.value) for offset, record in self.records.items() if record.fate in ("plain", "commit")
-        )
+        return ((offset, record.value) for offset, record in self.records.items() if record.fate in ("plain", "commit"))
 
     def on_records(self, header: BatchHeader, records: list[Record]) -> None:
         if header.producer_id >= 0:
@@ -199,7 +197,9 @@ class OffsetsView(LogView):
                     pending.pop((decoded.group_id, where), None)
             elif header.is_transactional:
                 pending = self._pending.setdefault(header.producer_id, {})
-                pending[decoded.group_id, where] = SeenOffset(decoded.value.offset, record.offset, decoded.value.metadata)
+                pending[decoded.group_id, where] = SeenOffset(
+                    decoded.value.offset, record.offset, decoded.value.metadata
+                )
             else:
                 stored = SeenOffset(decoded.value.offset, record.offset)
                 self.committed.setdefault(decoded.group_id, {})[where] = stored

@@ -80,4 +80,4 @@ class ProcessClock:
     def _run(self, callback: Callable[[], None]) -> None:
         if self.is_alive:
             callback()
-            self.after_call()
+            self._loop.call_soon(self.after_call)  # behind the first step of a task that the call has begun

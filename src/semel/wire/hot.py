@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from semel.errors import WireError
+from semel.wire.request_shape import ENTRIES_MAX
 
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
@@ -50,11 +51,12 @@ class ProduceRequest:
 class _Reader:
     """A position in a frame; every read checks that the bytes are there."""
 
-    __slots__ = ("position", "view")
+    __slots__ = ("entries_left", "position", "view")
 
     def __init__(self, view: memoryview, position: int) -> None:
         self.view = view
         self.position = position
+        self.entries_left = ENTRIES_MAX
 
     def take(self, size: int) -> memoryview:
         end = self.position + size
@@ -103,6 +105,12 @@ class _Reader:
         size = self.varint() - 1 if flexible else self.int32()
         if not 0 <= size <= len(self.view) - self.position:
             raise WireError("A Produce request claims more entries than it has bytes.")
+        return self._bounded(size)
+
+    def _bounded(self, size: int) -> int:
+        self.entries_left -= size
+        if self.entries_left < 0:
+            raise WireError(f"A Produce request has more than {ENTRIES_MAX:,} entries: send fewer batches at a time.")
         return size
 
     def records(self, flexible: bool) -> memoryview | None:
@@ -111,7 +119,7 @@ class _Reader:
 
     def skip_tags(self, flexible: bool) -> None:
         if flexible:
-            for _ in range(self.varint()):
+            for _ in range(self._bounded(self.varint())):
                 self.varint()
                 self.take(self.varint())
 

@@ -1,8 +1,8 @@
 """Walks over a request before it is decoded: everything it announces must be there, and in bounds.
 
 kio's reader makes room for as many entries as an array announces, so that forty bytes from a stranger ended the process
-("memory allocation failed"); it takes null for arrays that cannot be null, and it knows no tag that is newer than itself,
-where the protocol asks to pass over those (KIP-482).
+("memory allocation failed"); it takes null for arrays that cannot be null, and it fails at tags that it does not know,
+where the protocol asks to pass over them (KIP-482).
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any, Final
 from semel.errors import WireError
 from semel.wire.messages import nested_entity
 
-ENTRIES_MAX: Final = 100_000
-"""Entries of all arrays of a request together. Kafka's own limit is the size of the frame, and 100 MB of empty names
-would cost gigabytes and stop everybody else for minutes; the largest that clients send is some ten thousand."""
+ENTRIES_MAX: Final = 25_000
+"""Entries of all arrays and tags of a request together. Kafka's own limit is the size of the frame, and 100 MB of empty names
+would cost gigabytes and stop everybody else for minutes. The most partitions that Kafka creates at once are 10,000, and
+these fit in with their replicas."""
 
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
@@ -51,6 +52,11 @@ class Walk:
         self.entries_left = ENTRIES_MAX
         self.unknown_tags: list[tuple[int, int, bytes]] = []
         """Where a list of tags begins and ends, and the bytes that are to take its place."""
+
+    def take_entries(self, count: int) -> None:
+        self.entries_left -= count
+        if self.entries_left < 0:
+            raise WireError(f"A request has more than {ENTRIES_MAX:,} entries: ask for fewer at a time.")
 
     def without_unknown_tags(self) -> bytes:
         if not self.unknown_tags:
@@ -204,9 +210,7 @@ def _count(walk: Walk, at: int, is_flexible: bool, may_be_null: bool) -> tuple[i
     # An entry is a byte at least. Said here, before anybody makes room for them.
     if count > len(walk.data) - at:
         raise WireError(f"A request announces {count:,} entries and has {len(walk.data) - at:,} bytes left.")
-    walk.entries_left -= count
-    if walk.entries_left < 0:
-        raise WireError(f"A request has more than {ENTRIES_MAX:,} entries: ask for fewer at a time.")
+    walk.take_entries(count)
     return count, at
 
 
@@ -225,6 +229,7 @@ def _over_tags_there(walk: Walk, begin: int, known: frozenset[int]) -> int:
     count, at = _varint(data, begin)
     if count > len(data) - at:
         raise WireError(f"A request announces {count:,} tags and has {len(data) - at:,} bytes left.")
+    walk.take_entries(count)
     kept: dict[int, bytes] = {}
     for _ in range(count):
         start = at

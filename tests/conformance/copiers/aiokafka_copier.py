@@ -15,6 +15,8 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import KafkaError
 from member import POLL_S, Member, Settings
 
+RebalanceListener: Any = ConsumerRebalanceListener  # its callbacks may be coroutines, which its types do not say
+
 
 class Owned:
     """A partition of ours: its producer, and the offset that its next transaction begins at."""
@@ -24,7 +26,7 @@ class Owned:
         self.position = position
 
 
-class Copier(ConsumerRebalanceListener):
+class Copier(RebalanceListener):
     def __init__(self, settings: Settings, member: Member) -> None:
         self._settings = settings
         self._member = member

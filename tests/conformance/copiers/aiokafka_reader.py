@@ -10,8 +10,10 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import KafkaError
 from member import POLL_S, Member, Settings
 
+RebalanceListener: Any = ConsumerRebalanceListener  # its callbacks may be coroutines, which its types do not say
 
-class Listener(ConsumerRebalanceListener):
+
+class Listener(RebalanceListener):
     def __init__(self, member: Member) -> None:
         self._member = member
 
@@ -34,7 +36,7 @@ async def read(consumer: AIOKafkaConsumer, member: Member) -> None:
 
 
 async def seek(consumer: AIOKafkaConsumer, member: Member, timestamp_ms: int) -> None:
-    found = await consumer.offsets_for_times({where: timestamp_ms for where in consumer.assignment()})
+    found = await consumer.offsets_for_times(dict.fromkeys(consumer.assignment(), timestamp_ms))
     for where, at in found.items():
         consumer.seek(where, at.offset)
     member.report("sought", *(f"{where.partition}:{at.offset}" for where, at in sorted(found.items())))

@@ -32,15 +32,19 @@ def consumer_config(settings: Settings) -> dict[str, Any]:
 
 def read(consumer: Consumer, member: Member) -> None:
     values: list[str] = []
+    ends: dict[int, TopicPartition] = {}
     deadline = time.monotonic() + POLL_S
     while (left := deadline - time.monotonic()) > 0:
         message = consumer.poll(left)
         if message is not None and message.error() is None:
             values.append(cast(bytes, message.value()).decode())
+            topic, partition, offset = message.topic(), cast(int, message.partition()), cast(int, message.offset())
+            ends[partition] = TopicPartition(cast(str, topic), partition, offset + 1)
     if not values:
         return
     try:
-        consumer.commit(asynchronous=False)
+        # By name, because the client would leave out what it has committed before, as after a step back.
+        consumer.commit(offsets=list(ends.values()), asynchronous=False)
         member.report("read", *values)
     except KafkaException as failure:  # refused in a rebalance: whoever owns the partitions next reads them again
         member.report("failed", failure)

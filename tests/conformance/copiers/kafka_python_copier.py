@@ -9,8 +9,11 @@ from kafka import ConsumerRebalanceListener, KafkaConsumer, KafkaProducer
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.structs import OffsetAndMetadata, TopicPartition
-from member import POLL_S, Member, Settings
+from member import Member, Settings
 
+# This client loses its assignment when the time of a poll runs out between the answer to its SyncGroup and the next
+# step: long enough for a rebalance to fit in.
+POLL_MS = 2_000
 Records = dict[TopicPartition, list[Any]]
 FATAL = (
     kafka.errors.ProducerFencedError,
@@ -41,7 +44,7 @@ class Copier:
         self._listener = Listener(member)
         self._producer = self._new_producer()
         assignor = {"eager": RangePartitionAssignor, "cooperative": CooperativeStickyAssignor}
-        self._consumer = KafkaConsumer(
+        self._consumer: Any = KafkaConsumer(  # the type stubs are of an older release
             bootstrap_servers=settings.bootstrap,
             group_id=settings.group,
             auto_offset_reset="earliest",
@@ -57,7 +60,7 @@ class Copier:
         try:
             while not self._member.is_leaving:
                 changes = self._listener.changes
-                records = self._consumer.poll(int(POLL_S * 1000), max_records=self._settings.transaction_records)
+                records = self._consumer.poll(POLL_MS, max_records=self._settings.transaction_records)
                 # The client rebalances on a thread of its own: this generation is the one that these records belong to.
                 group = self._consumer.group_metadata()
                 if records and changes != self._listener.changes:
@@ -102,7 +105,8 @@ class Copier:
     def _give_up(self, failure: kafka.errors.KafkaError) -> None:
         if not isinstance(failure, FATAL):
             try:
-                return self._producer.abort_transaction()
+                self._producer.abort_transaction()
+                return
             except kafka.errors.KafkaError as worse:
                 self._member.report("failed", repr(worse))
         self._producer.close(timeout=0)

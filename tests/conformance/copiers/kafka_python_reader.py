@@ -8,8 +8,11 @@ import kafka.errors
 from kafka import ConsumerRebalanceListener, KafkaConsumer
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
-from member import POLL_S, Member, Settings
+from member import Member, Settings
 
+# This client loses its assignment when the time of a poll runs out between the answer to its SyncGroup and the next
+# step: long enough for a rebalance to fit in.
+POLL_MS = 2_000
 ASSIGNORS = {"eager": RangePartitionAssignor, "cooperative": CooperativeStickyAssignor}
 
 
@@ -25,7 +28,7 @@ class Listener(ConsumerRebalanceListener):
 
 
 def read(consumer: KafkaConsumer, member: Member) -> None:
-    records = consumer.poll(int(POLL_S * 1000))
+    records = consumer.poll(POLL_MS)
     if not records:
         return
     try:
@@ -35,8 +38,8 @@ def read(consumer: KafkaConsumer, member: Member) -> None:
         member.report("failed", repr(failure))
 
 
-def seek(consumer: KafkaConsumer, member: Member, timestamp_ms: int) -> None:
-    found = consumer.offsets_for_times({where: timestamp_ms for where in consumer.assignment()})
+def seek(consumer: Any, member: Member, timestamp_ms: int) -> None:
+    found = consumer.offsets_for_times(dict.fromkeys(consumer.assignment(), timestamp_ms))
     for where, at in found.items():
         consumer.seek(where, at.offset)
     member.report("sought", *(f"{where.partition}:{at.offset}" for where, at in sorted(found.items())))

@@ -1,7 +1,7 @@
 """ListOffsets (2), versions 1-8: where a partition begins and ends, and where a point in time lies in it.
 
-The end is the last stable offset for readers who want committed records only. There is no second tier of storage, so the
-earliest local offset (version 8) is the earliest one.
+The end is the last stable offset for readers who want committed records only. There is no second tier of storage, so
+the earliest local offset (version 8) is the earliest one.
 """
 
 from __future__ import annotations

@@ -5,14 +5,15 @@ A topic that is created by the request is answered as ready at once; Kafka lets 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import CLUSTER_NAME, Operation, ResourceType
-from semel.broker.context import Reply, RequestContext
+from semel.broker.context import Answer, Reply, RequestContext
+from semel.broker.pacing import collect_now_if_few
 from semel.broker.topic_answers import cluster_operations, missing_topic_code, partition_fields, topic_fields
 from semel.broker.topics import INTERNAL_TOPICS, Topic
 from semel.core.refusal import Refused
@@ -25,31 +26,44 @@ _BY_ID_SINCE: Final = 12
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
+    asked = request.topics
+    if asked is None or (context.api_version == 0 and not asked):
+        count, found = len(broker.topics), _all_topics(broker, context, request)
+    elif _names_by_id_too_early(context, asked):
+        count, found = len(asked), (topic_fields(ErrorCode.invalid_request, item.name or "") for item in asked)
+    else:
+        count, found = len(asked), _named_topics(broker, context, request)
+    topics = collect_now_if_few(found, count)
+    if isinstance(topics, list):
+        return _answer(broker, context, request, topics)
+    return _answer_later(broker, context, request, topics)
+
+
+async def _answer_later(
+    broker: Broker, context: RequestContext, request: Any, topics: Awaitable[list[Mapping[str, Any]]]
+) -> Answer:
+    return _answer(broker, context, request, await topics)
+
+
+def _answer(broker: Broker, context: RequestContext, request: Any, topics: list[Mapping[str, Any]]) -> Answer:
     host, port = broker.advertised(context)
     settings = broker.settings
-    everything = request.topics is None or (context.api_version == 0 and not request.topics)
-    if everything:
-        found = _all_topics(broker, context, request)
-    elif _names_by_id_too_early(context, request):
-        found = (topic_fields(ErrorCode.invalid_request, item.name or "") for item in request.topics)
-    else:
-        found = _named_topics(broker, context, request)
     return respond(
         request,
         brokers=[{"node_id": settings.node_id, "host": host, "port": port, "rack": settings.rack}],
         cluster_id=broker.topics.cluster_id,
         controller_id=settings.node_id,
-        topics=list(found),
+        topics=topics,
         cluster_authorized_operations=cluster_operations(
             broker, context, is_asked=getattr(request, "include_cluster_authorized_operations", False)
         ),
     )
 
 
-def _names_by_id_too_early(context: RequestContext, request: Any) -> bool:
+def _names_by_id_too_early(context: RequestContext, asked: Sequence[Any]) -> bool:
     """Versions 10 and 11 have the fields, but their answers have no room for a topic without a name."""
     return context.api_version < _BY_ID_SINCE and any(
-        item.name is None or getattr(item, "topic_id", None) is not None for item in request.topics
+        item.name is None or getattr(item, "topic_id", None) is not None for item in asked
     )
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _MEMBER_ID_REQUIRED_SINCE: Final = 4
 _NULLABLE_PROTOCOL_SINCE: Final = 7
 _SKIPPING_ASSIGNMENT_SINCE: Final = 9
+# What could not be logged when the generation is complete is not held in memory until then either.
+_METADATA_BYTES_MAX: Final = 1_048_588
 _MS: Final = timedelta(milliseconds=1)
 
 
@@ -33,6 +35,8 @@ def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
     try:
         if not broker.authorizer.allows(context, Operation.READ, ResourceType.GROUP, request.group_id):
             raise Refused(ErrorCode.group_authorization_failed, request.group_id)
+        if sum(len(protocol.metadata) for protocol in request.protocols) > _METADATA_BYTES_MAX:
+            raise Refused(ErrorCode.unknown_server_error, "the member's metadata is too large to be logged")
         join = _read(broker, context, request, request_id)
         decision = broker.groups.coordinator.decide_join(join, broker.clock.now_ms())
         broker.groups.carry_out(request.group_id, decision)

@@ -23,7 +23,8 @@ _NOT_ASKED_FOR: Final = -(2**31)
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Answer:
-    return respond(request, groups=[_describe(broker, context, request, group_id) for group_id in request.groups])
+    group_ids = dict.fromkeys(request.groups)  # each once, however often it is named: a group may be large
+    return respond(request, groups=[_describe(broker, context, request, group_id) for group_id in group_ids])
 
 
 def _describe(broker: Broker, context: RequestContext, request: Any, group_id: str) -> dict[str, Any]:

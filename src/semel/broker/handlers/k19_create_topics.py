@@ -5,23 +5,22 @@ Not done: creation policies and quotas.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import CLUSTER_NAME, Operation, ResourceType
 from semel.broker.config_entries import topic_entries
-from semel.broker.context import Reply, RequestContext
-from semel.broker.topics import Topic
+from semel.broker.context import Answer, Reply, RequestContext
+from semel.broker.pacing import collect_now_if_few
+from semel.broker.topics import NEW_PARTITIONS_MAX, TOO_MANY_PARTITIONS, Topic
 from semel.core.refusal import Refused
 from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
 
-# As in Kafka: one request could otherwise keep the broker busy for minutes.
-_NEW_PARTITIONS_MAX: Final = 10_000
 _REPLICATION_FACTOR: Final = 1
 
 
@@ -30,14 +29,25 @@ def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
     for item in request.topics:
         counts[item.name] = counts.get(item.name, 0) + 1
     partitions = sum(len(item.assignments) or max(item.num_partitions, 1) for item in request.topics)
-    answers = [
-        _answer_one(broker, context, request, item, is_too_much=partitions > _NEW_PARTITIONS_MAX)
-        for item in request.topics
-        if counts[item.name] == 1
-    ]
+    answers = collect_now_if_few(
+        (
+            _answer_one(broker, context, request, item, is_too_much=partitions > NEW_PARTITIONS_MAX)
+            for item in request.topics
+            if counts[item.name] == 1
+        ),
+        len(request.topics),
+    )
     duplicate = Refused(ErrorCode.invalid_request, "Duplicate topic name.")
-    answers += [_refused(name, duplicate) for name, count in counts.items() if count > 1]
-    return respond(request, topics=answers)
+    repeated = [_refused(name, duplicate) for name, count in counts.items() if count > 1]
+    if isinstance(answers, list):
+        return respond(request, topics=[*answers, *repeated])
+    return _answer_later(request, answers, repeated)
+
+
+async def _answer_later(
+    request: Any, answers: Awaitable[list[Mapping[str, Any]]], repeated: list[Mapping[str, Any]]
+) -> Answer:
+    return respond(request, topics=[*await answers, *repeated])
 
 
 def _answer_one(
@@ -46,7 +56,7 @@ def _answer_one(
     try:
         _check_authorized(broker, context, item.name)
         if is_too_much:
-            raise Refused(ErrorCode.policy_violation, "Excessively large number of partitions per request.")
+            raise Refused(ErrorCode.policy_violation, TOO_MANY_PARTITIONS)
         topic = broker.topics.decide_create(
             item.name,
             broker.settings,

@@ -6,14 +6,15 @@ Not done: quotas.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
-from semel.broker.context import Reply, RequestContext
+from semel.broker.context import Answer, Reply, RequestContext
+from semel.broker.pacing import collect_now_if_few
 from semel.broker.topics import Topic
 from semel.core.refusal import Refused
 from semel.wire.server import respond
@@ -33,10 +34,14 @@ def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
         else [(name, None) for name in request.topic_names]
     )
     counts = Counter(asked)
-    return respond(
-        request,
-        responses=[_answer(broker, context, item, is_repeated=count > 1) for item, count in counts.items()],
+    answers = collect_now_if_few(
+        (_answer(broker, context, item, is_repeated=count > 1) for item, count in counts.items()), len(counts)
     )
+    return respond(request, responses=answers) if isinstance(answers, list) else _answer_later(request, answers)
+
+
+async def _answer_later(request: Any, answers: Awaitable[list[Mapping[str, Any]]]) -> Answer:
+    return respond(request, responses=await answers)
 
 
 def _answer(broker: Broker, context: RequestContext, asked: Asked, *, is_repeated: bool) -> Mapping[str, Any]:

@@ -5,16 +5,17 @@ Not done: documentation texts (null), and the configs of loggers, groups and cli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import CLUSTER_NAME, Operation, ResourceType
 from semel.broker.config_changes import AUTHORIZATION_FAILED, ConfigResource
-from semel.broker.config_types import is_integer
 from semel.broker.config_entries import ConfigEntry, all_brokers_entries, broker_entries, topic_entries
-from semel.broker.context import Reply, RequestContext
+from semel.broker.config_types import is_integer
+from semel.broker.context import Answer, Reply, RequestContext
+from semel.broker.pacing import collect_now_if_few
 from semel.broker.topic_names import refuse_bad_name
 from semel.core.refusal import Refused
 from semel.wire.server import respond
@@ -24,7 +25,16 @@ if TYPE_CHECKING:
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
-    return respond(request, results=[_describe(broker, context, request, item) for item in request.resources])
+    # Each resource once: a broker's configs a thousand times over are a hundred megabytes.
+    resources = {(item.resource_type, item.resource_name): item for item in request.resources}
+    answers = collect_now_if_few(
+        (_describe(broker, context, request, item) for item in resources.values()), len(resources)
+    )
+    return respond(request, results=answers) if isinstance(answers, list) else _answer_later(request, answers)
+
+
+async def _answer_later(request: Any, answers: Awaitable[list[Mapping[str, Any]]]) -> Answer:
+    return respond(request, results=await answers)
 
 
 def _describe(broker: Broker, context: RequestContext, request: Any, item: Any) -> Mapping[str, Any]:

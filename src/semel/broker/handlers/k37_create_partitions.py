@@ -5,6 +5,7 @@ Not done: quotas. Internal topics cannot grow here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
 from semel.broker.context import Reply, RequestContext
+from semel.broker.topics import NEW_PARTITIONS_MAX, TOO_MANY_PARTITIONS
 from semel.core.refusal import Refused
 from semel.wire.server import respond
 
@@ -20,25 +22,35 @@ if TYPE_CHECKING:
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
-    names = [item.name for item in request.topics]
+    counts = Counter(item.name for item in request.topics)
     items = {item.name: item for item in request.topics}
-    return respond(
-        request,
-        results=[
-            _answer(broker, context, item, is_repeated=names.count(name) > 1, validate_only=request.validate_only)
-            for name, item in items.items()
-        ],
-    )
+    left = NEW_PARTITIONS_MAX
+    results: list[Mapping[str, Any]] = []
+    for name, item in items.items():
+        topic = broker.topics.get(name)
+        left -= max(0, item.count - (topic.partition_count if topic is not None else 0))
+        answer = _answer(
+            broker,
+            context,
+            item,
+            is_repeated=counts[name] > 1,
+            is_too_much=left < 0,
+            validate_only=request.validate_only,
+        )
+        results.append(answer)
+    return respond(request, results=results)
 
 
 def _answer(
-    broker: Broker, context: RequestContext, item: Any, *, is_repeated: bool, validate_only: bool
+    broker: Broker, context: RequestContext, item: Any, *, is_repeated: bool, is_too_much: bool, validate_only: bool
 ) -> Mapping[str, Any]:
     try:
         if is_repeated:
             raise Refused(ErrorCode.invalid_request, "Duplicate topic name.")
         if not broker.authorizer.allows(context, Operation.ALTER, ResourceType.TOPIC, item.name):
             raise Refused(ErrorCode.topic_authorization_failed, "Authorization failed.")
+        if is_too_much and item.name in broker.topics:
+            raise Refused(ErrorCode.policy_violation, TOO_MANY_PARTITIONS)
         assignments = None if item.assignments is None else [each.broker_ids for each in item.assignments]
         topic = broker.topics.decide_grow(item.name, item.count, broker.settings, assignments)
         if not validate_only:

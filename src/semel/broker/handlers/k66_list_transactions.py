@@ -1,4 +1,4 @@
-"""ListTransactions (66), versions 0-2: the transactional ids that are known, filtered by state, producer, age or name."""
+"""ListTransactions (66), versions 0-2: the known transactional ids, filtered by state, producer, age or name."""
 
 from __future__ import annotations
 

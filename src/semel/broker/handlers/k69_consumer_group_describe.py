@@ -25,7 +25,8 @@ _CONSUMER_MEMBER: Final = 1
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Answer:
-    return respond(request, groups=[_describe(broker, context, request, group_id) for group_id in request.group_ids])
+    group_ids = dict.fromkeys(request.group_ids)  # each once, however often it is named: a group may be large
+    return respond(request, groups=[_describe(broker, context, request, group_id) for group_id in group_ids])
 
 
 def _describe(broker: Broker, context: RequestContext, request: Any, group_id: str) -> dict[str, Any]:

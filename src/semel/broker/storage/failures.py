@@ -14,6 +14,7 @@ _ADVICE = {
     errno.EROFS: "The file system is read-only: make it writable and start the broker again.",
     errno.EACCES: "Give the broker's user the right to write there and start it again.",
     errno.EMFILE: "Too many files are open: raise the limit (ulimit -n) and start the broker again.",
+    errno.EFBIG: "The file may not grow: raise the limit on file sizes (ulimit -f), then send again.",
     errno.EIO: "The disk fails: check it before the broker writes to it again.",
 }
 

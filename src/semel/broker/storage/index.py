@@ -3,7 +3,9 @@
 `.index`: per entry the last offset of a batch, relative to the segment's base, and the batch's position (int32 each).
 `.timeindex`: the largest timestamp so far (int64) and the relative last offset of the batch that has it (int32).
 `.txnindex`: version (int16), producer id, first offset, last offset, last stable offset (int64 each).
-All are derived from the log: a file that contradicts itself is refused here, and the caller rebuilds it.
+`.indexsums` is our own: a checksum of each of them. Kafka's have none, and one that was cut between two entries does
+not contradict itself: aborted records would be shown, and retention would take a segment too early.
+All are derived from the log: a file that is not sound is refused here, and the caller rebuilds it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import struct
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from crc32c import crc32c
 
 from semel.core.partition_log import AbortedTransaction
 from semel.errors import CorruptRecords
@@ -22,6 +26,7 @@ RELATIVE_OFFSET_MAX = 2**31 - 1
 _TIME_ENTRY = struct.Struct(">qi")
 _ABORTED_ENTRY = struct.Struct(">hqqqq")
 _ABORTED_VERSION = 0
+_CHECKSUM = struct.Struct(">I")
 
 
 class OffsetIndex:
@@ -161,6 +166,27 @@ def decode_aborted(data: bytes) -> list[AbortedTransaction]:
             raise CorruptRecords("its entries are not in order")
         entries.append(entry)
     return entries
+
+
+def encode_checksums(contents: Sequence[bytes]) -> bytes:
+    """The bytes of an `.indexsums` file for the contents of the others.
+
+    >>> check_content(b"two", 1, encode_checksums([b"one", b"two"]))
+    """
+    sums = b"".join(_CHECKSUM.pack(crc32c(content)) for content in contents)
+    return sums + _CHECKSUM.pack(crc32c(sums))
+
+
+def check_content(content: bytes, number: int, checksums: bytes | None) -> None:
+    """Raise CorruptRecords unless `content` is what the checksum of that number was made of."""
+    if checksums is None:
+        raise CorruptRecords("its checksum is missing")
+    sums, seal = checksums[: -_CHECKSUM.size], checksums[-_CHECKSUM.size :]
+    if seal != _CHECKSUM.pack(crc32c(sums)):
+        raise CorruptRecords("its checksum is damaged")
+    at = number * _CHECKSUM.size
+    if sums[at : at + _CHECKSUM.size] != _CHECKSUM.pack(crc32c(content)):
+        raise CorruptRecords("its checksum does not match")
 
 
 def _rises(values: array[int]) -> bool:

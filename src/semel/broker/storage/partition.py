@@ -28,7 +28,7 @@ from semel.core.batch_checks import decide_timestamp
 from semel.core.partition_log import Append, PartitionLog, SegmentFacts
 from semel.core.refusal import Refused
 from semel.errors import SemelError
-from semel.records.control import MarkerKind, encode_control_batch, read_control_batch
+from semel.records.control import ControlMarker, MarkerKind, encode_control_batch
 from semel.records.layout import CRC_POSITION, CRC_START, BatchHeader, read_header
 
 DELETED_SUFFIX = "-delete"
@@ -210,7 +210,8 @@ class Partition:
         )
         header = read_header(batch)
         self._store(batch, header, now_ms)
-        self.log.replay_append(header, read_control_batch(batch, check_crc=False), now_ms=now_ms)
+        marker = ControlMarker(kind, coordinator_epoch, producer_id, producer_epoch, decision.base_offset)
+        self.log.replay_append(header, marker, now_ms=now_ms)
         self._appended()
         return decision.base_offset
 

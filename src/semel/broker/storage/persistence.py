@@ -15,14 +15,13 @@ from operator import attrgetter
 from semel.broker.failpoints import reach
 from semel.broker.storage.checkpoint import CHECKPOINT_NAME, Checkpoint
 from semel.broker.storage.failures import StorageError, told_as
-from semel.broker.storage.index import encode_aborted
+from semel.broker.storage.index import encode_aborted, encode_checksums
 from semel.broker.storage.log_file import LogFile, OpenFiles, directory_of, remove_file, replace_file
 from semel.broker.storage.recovery import Opened
 from semel.broker.storage.segment import (
-    ABORTED_SUFFIX,
-    INDEX_SUFFIX,
+    CHECKSUMS_SUFFIX,
+    INDEX_SUFFIXES,
     SNAPSHOT_SUFFIX,
-    TIME_INDEX_SUFFIX,
     Segment,
     offset_name,
 )
@@ -50,13 +49,14 @@ class Unsynced:
         for file in self.files:
             file.sync()
         with told_as("The files beside a log could not be synced; after a crash they are rebuilt"):
-            for path in self.derived:
+            disk = self._files.disk
+            for path, sync in [(path, disk.sync) for path in self.derived] + [
+                (path, disk.sync_directory) for path in self.directories
+            ]:
                 try:
-                    self._files.disk.sync(path)
+                    sync(path)
                 except FileNotFoundError:
                     logger.debug("%s was removed while it was to be synced", path)
-            for path in self.directories:
-                self._files.disk.sync_directory(path)
 
 
 class Persistence:
@@ -99,7 +99,7 @@ class Persistence:
         )
 
     def _write_missing_indexes(self) -> int:
-        """Write what a full disk kept from being written at a roll; returns the base offset up to which all is there."""
+        """Write what a full disk kept from being written at a roll; returns up to which base offset all is there."""
         recovery_point = self.checkpoint.recovery_point
         first = max(bisect_right(self._segments, recovery_point, key=attrgetter("base_offset")) - 1, 0)
         for segment in self._segments[first:-1]:
@@ -150,16 +150,16 @@ class Persistence:
         self.checkpoint = checkpoint
 
     def write_indexes(self, segment: Segment) -> None:
-        """Write the three indexes of a segment."""
+        """Write the three indexes of a segment, and their checksums."""
         is_believed = segment.base_offset < self.checkpoint.recovery_point
         following = bisect_right(self._segments, segment.base_offset, key=attrgetter("base_offset"))
         is_active = following == len(self._segments)
         end = self._log.log_end_offset if is_active else self._segments[following].base_offset
         aborted = [e for e in self._log.all_aborted() if segment.base_offset <= e.last_offset < end]
-        offset_index, time_index = segment.encode_indexes()
-        self._write_derived(segment.stem + ABORTED_SUFFIX, encode_aborted(aborted), is_believed)
-        self._write_derived(segment.stem + INDEX_SUFFIX, offset_index, is_believed)
-        self._write_derived(segment.stem + TIME_INDEX_SUFFIX, time_index, is_believed)
+        contents = (*segment.encode_indexes(), encode_aborted(aborted))
+        for suffix, content in zip(INDEX_SUFFIXES, contents, strict=True):
+            self._write_derived(segment.stem + suffix, content, is_believed)
+        self._write_derived(segment.stem + CHECKSUMS_SUFFIX, encode_checksums(contents), is_believed)
         segment.indexes_written = True
 
     def write_snapshot(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from semel.broker.failpoints import reach
 from semel.broker.storage.checkpoint import CHECKPOINT_NAME, Checkpoint
 from semel.broker.storage.failures import DamagedLog, UnknownLayout, told_as
-from semel.broker.storage.index import decode_aborted
+from semel.broker.storage.index import check_content, decode_aborted
 from semel.broker.storage.log_file import (
     TEMPORARY_SUFFIX,
     LogFile,
@@ -25,10 +25,10 @@ from semel.broker.storage.log_file import (
 from semel.broker.storage.log_settings import LogSettings
 from semel.broker.storage.segment import (
     ABORTED_SUFFIX,
-    INDEX_SUFFIX,
+    CHECKSUMS_SUFFIX,
+    INDEX_SUFFIXES,
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
-    TIME_INDEX_SUFFIX,
     Segment,
     offset_name,
 )
@@ -43,7 +43,7 @@ DAMAGED_SUFFIX = ".damaged"
 
 _LOG_NAME = re.compile(r"(\d{20})\.log")
 _SNAPSHOT_NAME = re.compile(r"(\d{20})\.snapshot")
-_INDEX_NAME = re.compile(r"(\d{20})\.(?:index|timeindex|txnindex)")
+_INDEX_NAME = re.compile(r"(\d{20})\.(?:index|timeindex|txnindex|indexsums)")
 _SWAP_NAME = re.compile(r"(\d{20})\.log\.(\d{20})\.swap")
 _EPOCH_AND_MAGIC = b"\x00\x00\x00\x00\x02"  # bytes 12 to 17 of every batch that this broker stores
 _COPY_BYTES = 4 * 1024 * 1024
@@ -330,6 +330,8 @@ def _load_aborted(opened: Opened, directory: _Directory) -> tuple[list[AbortedTr
         try:
             if data is None:
                 raise CorruptRecords("it is missing")
+            checksums = read_file(directory.files.disk, segment.stem + CHECKSUMS_SUFFIX)
+            check_content(data, INDEX_SUFFIXES.index(ABORTED_SUFFIX), checksums)
             found = decode_aborted(data)
             if found and not (segment.base_offset <= found[0].last_offset and found[-1].last_offset < end):
                 raise CorruptRecords("it holds transactions of another segment")
@@ -365,7 +367,7 @@ def finish_swap(files: OpenFiles, path: str, base: int, end: int) -> None:
         bases = [int(match[1]) for name, _ in disk.list(path) if (match := _LOG_NAME.fullmatch(name))]
         # The old indexes first: beside the new log they would be lies.
         for old in sorted(b for b in bases if base <= b < end):
-            for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX):
+            for suffix in (*INDEX_SUFFIXES, CHECKSUMS_SUFFIX):
                 remove_file(disk, f"{path}/{offset_name(old)}{suffix}")
         for old in sorted(b for b in bases if base < b < end):
             remove_file(disk, f"{path}/{offset_name(old)}{LOG_SUFFIX}")

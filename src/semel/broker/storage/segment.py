@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from semel.broker.storage.failures import DamagedLog
-from semel.broker.storage.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
+from semel.broker.storage.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex, check_content
 from semel.broker.storage.log_file import LogFile, OpenFiles, read_file, remove_file
 from semel.broker.storage.walk import HEADER_CHUNK_BYTES, Walker
 from semel.errors import CorruptRecords
@@ -25,6 +25,9 @@ LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 TIME_INDEX_SUFFIX = ".timeindex"
 ABORTED_SUFFIX = ".txnindex"
+CHECKSUMS_SUFFIX = ".indexsums"
+INDEX_SUFFIXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX)
+"""In the order of their checksums."""
 SNAPSHOT_SUFFIX = ".snapshot"
 SEGMENT_BYTES_MAX = 2**31 - 1  # positions in the index are int32
 
@@ -167,6 +170,9 @@ class Segment:
             if not _is_sound(chunk, at):
                 self.walker().raise_damage(position, self.base_offset)
             base_offset, length, delta = _BATCH_SPAN.unpack_from(chunk, at)
+            if position + LENGTH_FIELD_END + length > size:
+                # A client takes what is cut short for the end of the answer and would ask for it for ever.
+                self.walker().raise_damage(position, self.base_offset)
             if base_offset + delta >= offset:
                 return position
             position += LENGTH_FIELD_END + length
@@ -276,13 +282,16 @@ class Segment:
     def _load_indexes(self) -> bool:
         index_path, time_path = self.stem + INDEX_SUFFIX, self.stem + TIME_INDEX_SUFFIX
         index_data, time_data = read_file(self._disk, index_path), read_file(self._disk, time_path)
+        checksums = read_file(self._disk, self.stem + CHECKSUMS_SUFFIX)
         path = index_path
         try:
             if index_data is None or time_data is None:
                 path = index_path if index_data is None else time_path
                 raise CorruptRecords("it is missing")
+            check_content(index_data, INDEX_SUFFIXES.index(INDEX_SUFFIX), checksums)
             index = OffsetIndex.decode(index_data, log_bytes=self.file.size)
             path = time_path
+            check_content(time_data, INDEX_SUFFIXES.index(TIME_INDEX_SUFFIX), checksums)
             time_index = TimeIndex.decode(time_data)
             if not time_data and self.first_timestamp() >= 0:
                 raise CorruptRecords("it is empty")
@@ -374,7 +383,7 @@ class Segment:
     def remove(self) -> None:
         """Remove the log file and what was derived from it."""
         self.file.discard()
-        for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX):
+        for suffix in (LOG_SUFFIX, *INDEX_SUFFIXES, CHECKSUMS_SUFFIX):
             remove_file(self._disk, self.stem + suffix)
 
 

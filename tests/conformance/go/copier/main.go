@@ -13,7 +13,10 @@ import (
 	"semel.test/members/member"
 )
 
-const endTimeout = 30 * time.Second
+const (
+	endTimeout         = 30 * time.Second
+	transactionTimeout = 10 * time.Second
+)
 
 func main() {
 	settings := member.FromArguments()
@@ -32,6 +35,9 @@ func run(settings member.Settings, leaving context.Context) error {
 	session, err := kgo.NewGroupTransactSession(append(settings.GroupOptions(),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		kgo.TransactionalID(settings["transactional_id"]),
+		// The client asks for its producer id at its first transaction. Before that, what a killed one left open holds
+		// back the group's offsets, so that a successor comes to no transaction: the broker has to end it by time.
+		kgo.TransactionTimeout(transactionTimeout),
 		kgo.DefaultProduceTopic(settings["target"]),
 		kgo.OnPartitionsAssigned(member.ReportPartitions("assigned")),
 		kgo.OnPartitionsRevoked(member.ReportPartitions("revoked")),
