@@ -17,7 +17,7 @@ setup: .venv/.ready ## make .venv with everything in it
 	@touch $@
 
 .PHONY: demo
-demo: setup ## see what Semel does, without a broker
+demo: setup ## see what Semel does, on the embedded broker
 	@$(BIN)/semel demo
 
 .PHONY: test

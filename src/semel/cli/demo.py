@@ -24,18 +24,15 @@ SEED = 7
 
 def demo(
     kafka: Annotated[
-        bool, typer.Option("--kafka", help="Also write to Apache Kafka over a failing network (Java 17+, Maven).")
+        bool, typer.Option("--kafka", help="Use Apache Kafka instead of the embedded broker (Java 17+, Maven).")
     ] = False,
 ) -> None:
-    """Show record batches, transactions and damage in memory, and with --kafka a real broker behind a bad network."""
+    """Show record batches, transactions and damage in memory, and a broker behind a bad network."""
     console = Console()
     _show_codec(console)
     _show_transactions(console)
     _show_damage(console)
-    if kafka:
-        _show_bad_network(console)
-    else:
-        console.print("\nWith Java 17+ and Maven: [bold]semel demo --kafka[/bold] does this to a real broker.")
+    _show_bad_network(console, with_apache=kafka)
 
 
 def _show_codec(console: Console) -> None:
@@ -111,14 +108,16 @@ def _show_damage(console: Console) -> None:
             raise AssertionError(f"{what} went unnoticed")
 
 
-def _show_bad_network(console: Console) -> None:
+def _show_bad_network(console: Console, *, with_apache: bool) -> None:
     """The same payments over connections that are cut at random frames, with plain retries and with Semel's."""
+    from semel.broker.process import Broker
     from semel.client.producer import Producer
     from semel.testing.apache_kafka import ApacheKafka
 
     console.rule(f"4. {PAYMENTS:,} payments, the connection cut at one frame in {CUT_ONE_IN}")
-    with console.status("starting Apache Kafka"):
-        kafka = ApacheKafka()
+    name = "Apache Kafka" if with_apache else "the embedded broker"
+    with console.status(f"starting {name}"):
+        kafka = ApacheKafka() if with_apache else Broker()
         kafka.start()
 
     def naive(bootstrap: str, topic: str) -> None:
