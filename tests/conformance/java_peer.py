@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Literal
 
 from semel.errors import SemelError
+from semel.processes import spawn
 from semel.testing.apache_kafka import LATEST, kafka_jars
 from semel.testing.maven import java_command
-from semel.processes import spawn
 
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 End = Literal["commit", "abort", "leave open"]

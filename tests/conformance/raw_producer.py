@@ -284,6 +284,11 @@ def end_offset(raw: RawClient, topic: str, partition: int = 0, *, committed: boo
     return found.offset
 
 
+def has_leader(raw: RawClient, topic: str, partition: int) -> bool:
+    """Whether the broker leads the partition and knows that the topic exists; after its start that takes a moment."""
+    return fetch(raw, topic, partition).error_code is ErrorCode.none
+
+
 def fetch(
     raw: RawClient,
     topic: str,

@@ -70,6 +70,9 @@ class Target:
     """A batch for a partition that its transaction does not have is refused (KIP-890: 3.6)."""
     has_producer_expiry: bool = True
     """How long an idle producer is remembered can be set (producer.id.expiration.ms: 3.5)."""
+    has_strict_groups: bool = True
+    """An instance id that its member does not have is refused, and members may heartbeat while they wait for their
+    assignment (after 2.5)."""
     has_metrics_page: bool = False
     """Its numbers can be read over HTTP. Apache Kafka has them in JMX, which only Java reads."""
     leaves_out: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -129,6 +132,7 @@ TARGETS = (
         has_fenced_code=False,
         verifies_partitions=False,
         has_producer_expiry=False,
+        has_strict_groups=False,
         leaves_out={
             **dict.fromkeys(("test_errors.py", "test_secure_listeners.py"), _NO_SECURE_LISTENERS),
             **dict.fromkeys(("test_copying_clients.py", "test_group_clients.py"), _COPIERS_ARE_NEWER),

@@ -68,7 +68,8 @@ class Source:
 
 
 def message_count(target: Target) -> int:
-    default = 100_000 if target.name.startswith("embedded") or WHOLE else 10_000
+    whole = WHOLE or target.name == "embedded"
+    default = 100_000 if whole else 20_000 if target.name == "embedded-1" else 5_000
     return int(os.environ.get("SEMEL_COPIED_MESSAGES", default))
 
 

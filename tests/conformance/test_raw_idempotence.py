@@ -185,14 +185,13 @@ def test_a_bumped_epoch_starts_at_zero_and_shuts_the_old_one_out(raw: RawClient,
     producer.write(topic, b"old")
     producer.abort()
     old = producer.identity
-    for _ in range(2):
-        bumped = init_producer_id(raw, topic, version=version, identity=old)
+    for bumped in [init_producer_id(raw, topic, version=version, identity=old) for _ in range(2)]:
         assert (bumped.error_code, bumped.producer_id, bumped.producer_epoch) == (
             ErrorCode.none,
             old.producer_id,
             old.producer_epoch + 1,
         )
-    producer.become(Identity(bumped.producer_id, bumped.producer_epoch))
+    producer.become(Identity(old.producer_id, old.producer_epoch + 1))
     assert producer.add_partitions((topic, 0)) is ErrorCode.none
     assert producer.produce(topic, b"gap", sequence=1).error_code is ErrorCode.out_of_order_sequence_number
     assert producer.produce(topic, b"new").error_code is ErrorCode.none

@@ -18,6 +18,7 @@ from raw_producer import (
     committed_offset,
     end_offset,
     everything_in,
+    has_leader,
     init_producer_id,
     is_abort,
     visible_in,
@@ -27,6 +28,7 @@ from targets import RestartableKafka, Target
 from semel.testing.exchange import create_topic
 from semel.wire import Api, ErrorCode
 
+KINDS = ("plain", "bumped", "decided", "crashed")
 PARTITIONS = 3
 SETTINGS = {
     "producer.id.expiration.check.interval.ms": "100",
@@ -60,12 +62,15 @@ def own_kafka(target: Target) -> Iterator[RestartableKafka]:
 @pytest.fixture(scope="module", params=[False, True], ids=["stopped", "killed"])
 def left(request: pytest.FixtureRequest, target: Target, own_kafka: RestartableKafka) -> Iterator[Left]:
     name = f"restart-{time.time_ns()}"
-    for kind in ("plain", "bumped", "decided", "crashed"):
+    for kind in KINDS:
         create_topic(own_kafka.bootstrap, f"{name}-{kind}", partitions=PARTITIONS)
     with connect(own_kafka.bootstrap) as raw:
         left = _leave_behind(raw, name, target.transaction_protocol)
     own_kafka.restart(kill=request.param)
     with connect(own_kafka.bootstrap) as raw:
+        for kind in KINDS:
+            for partition in range(PARTITIONS):
+                wait_until(lambda where=(f"{name}-{kind}", partition): has_leader(raw, *where), "a leader")
         left.raw = left.plain.raw = left.bumped.raw = left.decided.raw = left.crashed.raw = raw
         yield left
 

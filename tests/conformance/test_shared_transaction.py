@@ -37,7 +37,9 @@ def write_part(bootstrap: str, shared: SharedTransaction, topic: str, process: i
 
 
 @pytest.mark.parametrize("ends_in_commit", [True, False], ids=["commit", "abort"])
-def test_three_processes_write_one_transaction(kafka: KafkaUnderTest, new_topic: NewTopic, ends_in_commit: bool) -> None:
+def test_three_processes_write_one_transaction(
+    kafka: KafkaUnderTest, new_topic: NewTopic, ends_in_commit: bool
+) -> None:
     """C3, B1: all of what three processes wrote is visible together, or none of it."""
     topic = new_topic(partitions=PARTITIONS)
     spawned = multiprocessing.get_context("spawn")

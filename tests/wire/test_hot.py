@@ -55,7 +55,12 @@ def test_a_produce_request_reads_as_it_was_written(version: int) -> None:
     ]
     frame = bytearray(produce_frame(version, topics, transactional_id="id", acks=1))
     request = read_produce_request(memoryview(frame), version)
-    assert (request.client_id, request.transactional_id, request.acks, request.timeout_ms) == ("client", "id", 1, 30_000)
+    assert (request.client_id, request.transactional_id, request.acks, request.timeout_ms) == (
+        "client",
+        "id",
+        1,
+        30_000,
+    )
     read = [
         (topic.name, [(one.index, None if one.records is None else bytes(one.records)) for one in topic.partitions])
         for topic in request.topics

@@ -285,7 +285,7 @@ def _write_as_many(bootstrap: str, topic: str, count: int) -> None:
     """As `count` producers in turn, from one connection: only the broker's side is looked at."""
     (address,) = parse_bootstrap(bootstrap)
     batch = bytearray(reference.encode_batch([reference.Record(0, time.time_ns() // 1_000_000, None, b"x" * 100)]))
-    connection = Connection(*address, ClientConfig(bootstrap_servers=bootstrap))
+    connection = Connection(*address, ClientConfig(bootstrap=(address,)))
     try:
         for _ in range(count):
             identity = connection.call(

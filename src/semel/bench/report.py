@@ -64,7 +64,8 @@ def print_sections(sections: Sequence[Section], console: Console) -> None:
             console.print(note, style="dim")
         for bar in section.bars:
             verdict = "[green]pass[/green]" if bar.passed else "[red]MISSED[/red]"
-            console.print(f"{verdict}  {bar.name}: {_figure(bar.measured)}x, {'at most' if bar.at_most else 'at least'} {bar.required:g}x asked for")
+            limit = f"at {'most' if bar.at_most else 'least'} {bar.required:g}x asked for"
+            console.print(f"{verdict}  {bar.name}: {_figure(bar.measured)}x, {limit}")
 
 
 def sections_as_json(sections: Sequence[Section]) -> str:

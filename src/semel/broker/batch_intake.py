@@ -62,9 +62,7 @@ def _check_keys(records: memoryview, header: BatchHeader, settings: TopicSetting
         raise Refused(ErrorCode.invalid_record, "a record without a key cannot be kept in a compacted topic")
 
 
-def _recompressed(
-    records: memoryview, header: BatchHeader, settings: TopicSettings
-) -> tuple[bytearray, BatchHeader]:
+def _recompressed(records: memoryview, header: BatchHeader, settings: TopicSettings) -> tuple[bytearray, BatchHeader]:
     from semel.records import reference
 
     compression = settings.compression_type

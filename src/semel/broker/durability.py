@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from semel.broker.storage.failures import StorageError
 
 if TYPE_CHECKING:
-    from semel.broker.storage.partition import Partition, Unsynced
+    from semel.broker.storage.partition import Partition
+    from semel.broker.storage.persistence import Unsynced
 
 _LOG: Final = logging.getLogger("semel.broker")
 _THREADS: Final = 2  # one syncs, one compacts: a commit must not wait for a compaction

@@ -242,9 +242,7 @@ class TransactionCoordinator:
         own sequences in the partitions, and its records would be dropped as repeats; hence a new producer id.
         """
         metadata = self._known(transactional_id)
-        record = to_new_producer_id(
-            metadata, new_producer_id(), NO_PRODUCER_EPOCH, metadata.timeout_ms, now_ms
-        )
+        record = to_new_producer_id(metadata, new_producer_id(), NO_PRODUCER_EPOCH, metadata.timeout_ms, now_ms)
         return Decision(record, None)
 
     def next_deadline_ms(self) -> int | None:

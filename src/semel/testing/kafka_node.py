@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from semel.errors import BrokerUnreachable, ConfigError, ConnectionLost, InvalidState, RequestTimedOut, SemelError
+from semel.processes import spawn
 from semel.testing.exchange import live_brokers
 from semel.testing.maven import java_command
-from semel.processes import spawn
 from semel.testing.security import Protocol
 
 HOST = "127.0.0.1"

@@ -18,7 +18,7 @@ from semel.wire.messages import nested_entity
 
 ENTRIES_MAX: Final = 25_000
 """Entries of all arrays and tags of a request together. Kafka's own limit is the size of the frame, and 100 MB of empty
-names would cost gigabytes and stop everybody else for minutes. The most partitions that Kafka creates at once are 10,000,
+names would cost gigabytes and stop all others for minutes. The most partitions that Kafka creates at once are 10,000,
 and these fit in with their replicas."""
 
 _INT16: Final = struct.Struct(">h")

@@ -74,7 +74,7 @@ _SIZE: Final = struct.Struct(">i")
 _UNREADABLE: Final = (SerialError, ValueError, IndexError, OverflowError, struct.error)
 
 
-def read_request_head(frame: bytes) -> tuple[int, int, int]:
+def read_request_head(frame: bytes | bytearray) -> tuple[int, int, int]:
     """API key, version and correlation id, which every request begins with.
 
     >>> read_request_head(bytes.fromhex("0012 0003 00000007 ffff"))

@@ -28,9 +28,7 @@ _NOTHING: Final = -1
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
     if context.api_version >= _SEVERAL_GROUPS_SINCE:
         groups = {group.group_id: group for group in request.groups}  # each once: all offsets of one may be many
-        return respond(
-            request, groups=[_fetch_or_code(broker, context, request, group) for group in groups.values()]
-        )
+        return respond(request, groups=[_fetch_or_code(broker, context, request, group) for group in groups.values()])
     fetched = _fetch_or_code(broker, context, request, request)
     if fetched["error_code"] is not ErrorCode.none and context.api_version < _GROUP_ERRORS_SINCE:
         asked = [(topic.name, index) for topic in request.topics for index in topic.partition_indexes]
