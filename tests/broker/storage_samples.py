@@ -47,6 +47,7 @@ def open_on(
     disk: SimulatedDisk, settings: LogSettings = SMALL, *, now_ms: int = 0, hold_high_watermark: bool = False
 ) -> Partition:
     disk.make_directory(PATH)
+    disk.sync_directory("")  # the data directory itself is its owner's to make durable
     return Partition(
         OpenFiles(disk), PATH, "topic", 0, settings, now_ms=now_ms, hold_high_watermark=hold_high_watermark
     )

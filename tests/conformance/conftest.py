@@ -25,7 +25,7 @@ _REASONS: set[str] = set()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(flag, ...): left out on targets that do not have these flags.")
+    config.addinivalue_line("markers", "needs(flag, ..., when=param): left out on targets without these flags.")
 
 
 def pytest_report_collectionfinish() -> list[str]:
@@ -63,6 +63,12 @@ def _is_left_out(item: pytest.Item) -> bool:
     # The embedded broker does not replicate: what is about several brokers has no meaning there.
     needs_cluster = "kafka_cluster" in getattr(item, "fixturenames", ())
     return item.path.name in target.leaves_out or (needs_cluster and target.start_cluster is None)
+
+
+def _lacks_what_is_needed(item: pytest.Item, target: Target, params: Mapping[str, object]) -> bool:
+    marks = (mark for mark in item.iter_markers("needs") if mark.kwargs.get("when") in (None, *params.values()))
+    lacks_flag = any(not getattr(target, flag) for mark in marks for flag in mark.args)
+    return lacks_flag or (params.get("protocol") == 2 and target.transaction_protocol < 2)
 
 
 @pytest.fixture(scope="session", params=chosen_targets(), ids=lambda target: target.name)

@@ -73,6 +73,9 @@ class Target:
     has_strict_groups: bool = True
     """An instance id that its member does not have is refused, and members may heartbeat while they wait for their
     assignment (after 2.5)."""
+    completes_after_kill: bool = True
+    """What was decided or timed out when the only broker was killed is ended at its next start. 4.3.0 sometimes calls
+    it complete there without having written the markers: partitions that it has not taken up yet count as deleted."""
     has_metrics_page: bool = False
     """Its numbers can be read over HTTP. Apache Kafka has them in JMX, which only Java reads."""
     leaves_out: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -119,7 +122,7 @@ def _embedded(transaction_version: int) -> dict[str, Any]:
 TARGETS = (
     Target("embedded", 2, **_embedded(2)),
     Target("embedded-1", 1, **_embedded(1)),
-    Target("apache-4", 2, **_apache(LATEST)),
+    Target("apache-4", 2, **_apache(LATEST), completes_after_kill=False),
     Target("apache-3.9", 1, **_apache(OLD), has_consumer_groups=False),
     Target(
         "apache-2.5",

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from raw import RawClient, settled, wait_until
-from raw_producer import GROUP, RawProducer, committed_offset, common_code, find_coordinator, offsets_by_topic
+from raw_producer import GROUP, RawProducer, common_code, find_coordinator, offsets_by_topic
+from raw_reading import committed_offset, settled_offset
 from targets import NewTopic
 
 from semel.wire import Api, ErrorCode
@@ -195,4 +196,4 @@ def test_offsets_in_a_transaction_are_fenced_by_the_member_epoch(raw: RawClient,
     assert commit("stranger", member.epoch) is ErrorCode.unknown_member_id
     assert commit(member.member_id, member.epoch) is ErrorCode.none
     producer.commit()
-    assert committed_offset(raw, member.group, topic) == (ErrorCode.none, 5)
+    assert settled_offset(raw, member.group, topic) == 5

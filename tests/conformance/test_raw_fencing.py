@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from raw import AGES, RawClient
-from raw_producer import Identity, RawProducer, committed_offset, everything_in, init_producer_id, visible_in
+from raw_producer import Identity, RawProducer, init_producer_id
+from raw_reading import committed_offset, everything_in, visible_in
 from targets import NewTopic, Target
 
 from semel.wire import Api, ErrorCode

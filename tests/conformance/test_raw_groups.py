@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 from raw import AGES, RawClient, connect, wait_until
 from raw_member import NO_GENERATION, RawMember
-from raw_producer import RawProducer, committed_offset
+from raw_producer import RawProducer
+from raw_reading import committed_offset, settled_offset
 from targets import KafkaUnderTest, NewTopic, Target
 
 from semel.wire import Api, ErrorCode
@@ -58,7 +59,7 @@ def test_offsets_in_a_transaction_are_fenced_by_the_group(
         assert commit(group_instance_id="another") is ErrorCode.unknown_member_id
     assert commit() is ErrorCode.none
     producer.commit()
-    assert committed_offset(raw, group, topic) == (ErrorCode.none, 4)
+    assert settled_offset(raw, group, topic) == 4
 
 
 @ages
@@ -74,7 +75,7 @@ def test_who_names_no_generation_may_commit_offsets_in_a_transaction(
     assert producer.add_offsets(group) is ErrorCode.none
     assert producer.commit_offsets(group, {(topic, 1): 4}, generation_id=-1, member_id="") is ErrorCode.none
     producer.commit()
-    assert [committed_offset(raw, group, topic, index)[1] for index in (0, 1)] == [3, 4]
+    assert [settled_offset(raw, group, topic, index) for index in (0, 1)] == [3, 4]
 
 
 def test_nobody_is_a_member_of_a_group_that_does_not_exist(raw: RawClient, target: Target, topic: str) -> None:
@@ -102,7 +103,7 @@ def test_pending_offsets_hold_back_who_asks_for_stable_ones(
     assert committed_offset(raw, group, topic, 1, version=version) == (ErrorCode.none, 2)
     assert committed_offset(raw, group, topic, 0, version=version, require_stable=False) == (ErrorCode.none, 1)
     producer.commit() if committed else producer.abort()
-    assert committed_offset(raw, group, topic, 0, version=version) == (ErrorCode.none, 9 if committed else 1)
+    assert settled_offset(raw, group, topic, 0, version=version) == (9 if committed else 1)
 
 
 @ages
@@ -115,7 +116,7 @@ def test_versions_before_stable_offsets_see_the_last_committed_one(raw: RawClien
     producer.commit_offsets(group, {(topic, 0): 9})
     assert committed_offset(raw, group, topic, version=version) == (ErrorCode.none, 1)
     producer.commit()
-    assert committed_offset(raw, group, topic, version=version) == (ErrorCode.none, 9)
+    assert settled_offset(raw, group, topic, version=version) == 9
 
 
 @protocols
@@ -129,7 +130,7 @@ def test_a_plain_commit_during_a_transaction_is_older_than_its_offsets(
     assert RawMember(raw, group).commit({(topic, 0): 5}) is ErrorCode.none
     assert committed_offset(raw, group, topic, require_stable=False) == (ErrorCode.none, 5)
     producer.commit()
-    assert committed_offset(raw, group, topic) == (ErrorCode.none, 5)
+    assert settled_offset(raw, group, topic) == 5
 
 
 @protocols
@@ -144,7 +145,7 @@ def test_one_producer_commits_the_offsets_of_many_partitions(
     assert producer.commit_offsets(group, offsets) is ErrorCode.none
     producer.commit()
     for name in topics:
-        assert [committed_offset(raw, group, name, index)[1] for index in (0, 24, 49)] == [1, 25, 50]
+        assert [settled_offset(raw, group, name, index) for index in (0, 24, 49)] == [1, 25, 50]
 
 
 @ages

@@ -7,7 +7,8 @@ from urllib.request import urlopen
 import pytest
 from embedded_kafka import EmbeddedKafka
 from raw import AGES, RawClient, connect
-from raw_producer import Identity, RawProducer, end_offset, everything_in, init_producer_id
+from raw_producer import Identity, RawProducer, init_producer_id
+from raw_reading import end_offset, everything_in
 from targets import NewTopic, Target
 
 from semel.testing.exchange import create_topic

@@ -12,17 +12,8 @@ from dataclasses import dataclass
 
 import pytest
 from raw import RawClient, connect, settled, wait_until
-from raw_producer import (
-    Identity,
-    RawProducer,
-    committed_offset,
-    end_offset,
-    everything_in,
-    has_leader,
-    init_producer_id,
-    is_abort,
-    visible_in,
-)
+from raw_producer import Identity, RawProducer, init_producer_id
+from raw_reading import committed_offset, end_offset, everything_in, has_leader, is_abort, visible_in
 from targets import RestartableKafka, Target
 
 from semel.testing.exchange import create_topic
@@ -59,14 +50,14 @@ def own_kafka(target: Target) -> Iterator[RestartableKafka]:
         yield kafka
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["stopped", "killed"])
+@pytest.fixture(scope="module", params=["stopped", "killed"])
 def left(request: pytest.FixtureRequest, target: Target, own_kafka: RestartableKafka) -> Iterator[Left]:
-    name = f"restart-{time.time_ns()}"
+    name: str = request.param
     for kind in KINDS:
         create_topic(own_kafka.bootstrap, f"{name}-{kind}", partitions=PARTITIONS)
     with connect(own_kafka.bootstrap) as raw:
         left = _leave_behind(raw, name, target.transaction_protocol)
-    own_kafka.restart(kill=request.param)
+    own_kafka.restart(kill=name == "killed")
     with connect(own_kafka.bootstrap) as raw:
         for kind in KINDS:
             for partition in range(PARTITIONS):
@@ -140,6 +131,7 @@ def test_new_producers_get_ids_that_were_never_given(left: Left) -> None:
     assert fresh.producer_id not in given
 
 
+@pytest.mark.needs("completes_after_kill", when="killed")
 def test_what_was_decided_is_completed(left: Left) -> None:
     """B2: the commit was answered and the broker ended at once: all partitions and the offsets show it."""
     topic = left.topic("decided")
@@ -165,6 +157,7 @@ def test_the_owner_of_a_decided_transaction_goes_on(left: Left) -> None:
     assert visible_in(left.raw, topic) == [b"decided", b"next"]
 
 
+@pytest.mark.needs("completes_after_kill", when="killed")
 def test_what_was_not_decided_is_aborted_by_its_timeout(left: Left) -> None:
     """B3: records of the open transaction stay hidden, and readers can go on behind them."""
     topic = left.topic("crashed")

@@ -7,19 +7,8 @@ from typing import Any
 
 import pytest
 from raw import RawClient, settled
-from raw_producer import (
-    GROUP,
-    TRANSACTION,
-    TRANSACTION_STATE,
-    RawProducer,
-    end_offset,
-    everything_in,
-    fetch,
-    find_coordinator,
-    is_abort,
-    stored_in,
-    visible_in,
-)
+from raw_producer import GROUP, TRANSACTION, TRANSACTION_STATE, RawProducer, find_coordinator
+from raw_reading import end_offset, everything_in, fetch, is_abort, stored_in, visible_in
 from targets import NewTopic
 
 from semel.core.coordinator_hash import coordinator_partition

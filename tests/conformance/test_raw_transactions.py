@@ -6,17 +6,8 @@ import time
 
 import pytest
 from raw import AGES, RawClient, connect, wait_until
-from raw_producer import (
-    Identity,
-    RawProducer,
-    committed_offset,
-    end_offset,
-    everything_in,
-    fetch,
-    init_producer_id,
-    is_abort,
-    visible_in,
-)
+from raw_producer import Identity, RawProducer, init_producer_id
+from raw_reading import committed_offset, end_offset, everything_in, fetch, is_abort, settled_offset, visible_in
 from targets import KafkaUnderTest, NewTopic, Target
 
 from semel.testing.exchange import create_topic
@@ -51,8 +42,8 @@ def test_topics_partitions_and_offsets_end_together(
     for topic, partition in ((left, 0), (left, 1), (right, 0)):
         assert visible_in(raw, topic, partition) == ([b"a", b"b"] if committed else [])
         assert [one.value for one in everything_in(raw, topic, partition)][:2] == [b"a", b"b"]
-    assert committed_offset(raw, group, left) == (ErrorCode.none, 7 if committed else -1)
-    assert committed_offset(raw, group, right) == (ErrorCode.none, 8 if committed else -1)
+    assert settled_offset(raw, group, left) == (7 if committed else -1)
+    assert settled_offset(raw, group, right) == (8 if committed else -1)
 
 
 def test_partitions_are_added_all_or_none(raw: RawClient, new_topic: NewTopic) -> None:

@@ -49,7 +49,7 @@ def test_json_report_has_a_figure_for_each_column() -> None:
         {"case": "a case", "ours": 12.34, "theirs": 1234.0},
         {"case": "half a case", "ours": 1.0, "theirs": None},
     ]
-    assert section["bars"] == [{"name": "speed", "required": 3.0, "measured": 4.0, "passed": True}]
+    assert section["bars"] == [{"name": "speed", "required": 3.0, "at_most": False, "measured": 4.0, "passed": True}]
     assert section["notes"] == ["a note"]
 
 

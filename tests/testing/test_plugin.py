@@ -9,9 +9,6 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-# Named here while the entry point may not be installed; where it is, pytest takes the two for one.
-PLUGIN = "semel.testing.plugin"
-
 # With another library than Semel's own: the fixture is for everybody.
 A_TEST = """
 from confluent_kafka import Consumer, Producer
@@ -34,7 +31,7 @@ def test_consume(semel_broker):
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    return pytester.runpytest_subprocess("-p", PLUGIN, "-p", "no:cacheprovider", "-rP", *arguments)
+    return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rP", *arguments)
 
 
 def test_tests_share_one_broker_which_leaves_nothing_behind(pytester: pytest.Pytester) -> None:

@@ -100,4 +100,4 @@ def sections_as_json(sections: Sequence[Section]) -> str:
 def _figure(figure: float | None) -> str:
     if figure is None:
         return "-"
-    return f"{figure:.0f}" if figure >= 100 else f"{figure:.1f}" if figure >= 2 else f"{figure:.2f}"
+    return f"{figure:.0f}" if figure >= 100 else f"{figure:.1f}" if figure >= 1 else f"{figure:.2f}"

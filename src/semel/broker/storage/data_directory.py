@@ -9,7 +9,7 @@ import re
 
 from semel.broker.storage.disk import Disk, RealDisk
 from semel.broker.storage.failures import DirectoryInUse, StorageError, UnknownLayout, storage_error, told_as
-from semel.broker.storage.log_file import OpenFiles, read_file, remove_file, replace_file
+from semel.broker.storage.log_file import OpenFiles, directory_of, read_file, remove_file, replace_file
 from semel.broker.storage.log_settings import LogSettings
 from semel.broker.storage.partition import DELETED_SUFFIX, Partition, remove_directory
 
@@ -103,7 +103,7 @@ class DataDirectory:
     def _take(self) -> int:
         lock_path = f"{self.path}/{LOCK_NAME}"
         try:
-            self.disk.make_directory(self.path)
+            self._make()
             lock = self.disk.lock(lock_path)
         except BlockingIOError as error:
             owner = (read_file(self.disk, lock_path) or b"").decode(errors="replace").strip()
@@ -123,6 +123,14 @@ class DataDirectory:
                 self.disk.close(lock)
                 raise self._unwritable(error) from error
         return lock
+
+    def _make(self) -> None:
+        try:
+            self.disk.list(self.path)
+        except FileNotFoundError:
+            self.disk.make_directory(self.path)
+            # Its own name too must survive a power cut, or everything in it would be gone with it.
+            self.disk.sync_directory(directory_of(self.path))
 
     def _unwritable(self, error: OSError) -> StorageError:
         return storage_error(f"The data directory {self.path} cannot be written to, so no broker runs", error)

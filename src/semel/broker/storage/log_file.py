@@ -155,6 +155,9 @@ class LogFile:
     def _take_back(self, size: int) -> None:
         try:
             self._files.disk.truncate(self._open() if self._handle is None else self._handle, size)
+            # No later sync may cover this: to the log nothing has happened. Were the cut lost with the power, and the
+            # half batch not, a start would find damage in front of records that are safe.
+            self._files.disk.sync(self.path)
         except OSError as error:
             # Half a batch may stand behind the end. Recovery cuts it off; until then nothing may follow it.
             self.failure = storage_error(
