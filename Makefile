@@ -43,6 +43,11 @@ conformance: setup ## the same behaviour on the embedded broker and on Apache Ka
 	@scripts/need-java.sh mvn
 	@$(BIN)/pytest -m conformance
 
+.PHONY: conformance-whole
+conformance-whole: setup ## the same with 100,000 messages a client and every client on every broker
+	@scripts/need-java.sh mvn
+	@SEMEL_WHOLE=1 $(BIN)/pytest -m conformance
+
 .PHONY: chaos
 chaos: setup ## kill the embedded broker 200 times under load, and crash its disk at every boundary
 	@SEMEL_CHAOS_KILLS="$${SEMEL_CHAOS_KILLS:-200}" $(BIN)/pytest -m chaos
