@@ -7,7 +7,7 @@ BIN := .venv/bin
 
 .PHONY: help
 help: ## list the targets
-	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-18s %s\n", $$1, $$2 }'
 
 .PHONY: setup
 setup: .venv/.ready ## make .venv with everything in it
@@ -21,7 +21,7 @@ demo: setup ## see what Semel does, on the embedded broker
 	@$(BIN)/semel demo
 
 .PHONY: test
-test: setup ## the everyday suite (no broker, no Java)
+test: setup ## the everyday suite (no Java)
 	@$(BIN)/pytest
 
 .PHONY: lint

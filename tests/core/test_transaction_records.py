@@ -183,3 +183,18 @@ def test_a_status_that_does_not_exist_is_damage() -> None:
     key, value = encode_transaction(EMPTY, transaction_version=2)
     with pytest.raises(CorruptRecords, match="status 9"):
         decode_transaction(key, value[:16] + b"\x09" + value[17:])
+
+
+def test_where_a_commit_ended_survives_the_log_from_version_1_on() -> None:
+    """Recovery tells by it whose records lie open; a value of version 0 has no room for it."""
+    decided = TransactionMetadata(
+        "id",
+        7,
+        status=TransactionStatus.PREPARE_COMMIT,
+        partitions=frozenset({("b", 0), ("a", 1)}),
+        end_offsets=(12, 2**40),
+    )
+    for version, expected in ((0, ()), (1, (12, 2**40)), (2, (12, 2**40))):
+        read = decode_transaction(*encode_transaction(decided, transaction_version=version))
+        assert isinstance(read, TransactionMetadata)
+        assert read.end_offsets == expected

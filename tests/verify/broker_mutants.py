@@ -130,27 +130,18 @@ def unstable_offsets_are_handed_out(patch: pytest.MonkeyPatch) -> None:
 # Bugs that the simulation found when it first ran.
 
 
-def completion_does_not_wait_for_its_markers(patch: pytest.MonkeyPatch) -> None:
+def lost_markers_are_not_restored(patch: pytest.MonkeyPatch) -> None:
     """After a loss of power the transaction was complete, a marker gone, and its records aborted."""
-    original: Any = vars(TransactionRuntime)["_finish"]
 
-    async def finish(self: Any, metadata: Any) -> None:
-        durability = self._broker.durability
-        self._broker.durability = _NoWait()
-        try:
-            await original(self, metadata)
-        finally:
-            self._broker.durability = durability
-
-    patch.setattr(TransactionRuntime, "_finish", finish)
-
-
-class _NoWait:
-    async def wait_committed(self, _: Any) -> None:
+    async def leave(_: Any) -> None:
         return None
 
-    def note_appended(self, _: Any) -> None:
-        return None
+    patch.setattr(TransactionRuntime, "_restore_lost_markers", leave)
+
+
+def a_decision_forgets_where_it_ended(patch: pytest.MonkeyPatch) -> None:
+    """After a loss of power a marker written again committed the beginning of the next transaction as well."""
+    patch.setattr(transaction_runtime, "_is_of_a_later_transaction", lambda *_: False)
 
 
 def owners_outlive_a_loss_of_power(patch: pytest.MonkeyPatch) -> None:
@@ -201,7 +192,8 @@ MUTANTS: list[Mutant] = [
     aborted_records_are_not_told,
     generations_are_not_compared,
     unstable_offsets_are_handed_out,
-    completion_does_not_wait_for_its_markers,
+    lost_markers_are_not_restored,
+    a_decision_forgets_where_it_ended,
     owners_outlive_a_loss_of_power,
     compaction_overlooks_an_abort_at_its_edge,
     session_ids_begin_again_at_a_restart,

@@ -389,6 +389,9 @@ class Broker:
                 if cleaning is None:
                     continue
                 try:
+                    if partition.topic == TRANSACTION_STATE:
+                        # A decided commit may go from its log only when the markers that it stands for are safe.
+                        await self.durability.wait_committed(list(self.all_partitions()))
                     await self.durability.run_aside(cleaning.run)
                     cleaning.finish()
                 except (StorageError, CorruptRecords) as error:

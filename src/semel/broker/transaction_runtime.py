@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kio.schema.errors import ErrorCode
@@ -47,6 +48,7 @@ _Response = TypeVar("_Response")
 TRANSACTION_STATE: Final = "__transaction_state"
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
 COORDINATOR_EPOCH: Final = 0
+FIRST_VERSION_WITH_TAGS: Final = 1
 
 
 class TransactionRuntime:
@@ -57,6 +59,8 @@ class TransactionRuntime:
         self.coordinator = TransactionCoordinator(_settings_of(broker.settings))
         self._changing: set[str] = set()
         """Ids whose next state is on its way to the disk. Whoever asks meanwhile is told to come again."""
+        self._committed_ends: dict[tuple[int, TopicPartition], int] = {}
+        """Where a producer's last decided commit ended in a partition, as the log had it at the start."""
 
     # Requests.
 
@@ -178,14 +182,22 @@ class TransactionRuntime:
                         self.coordinator.replay_tombstone(decoded.transactional_id)
                     elif decoded is not None:
                         self.coordinator.replay(decoded)
+                        self._note_committed_ends(decoded)
         for transactional_id in self.coordinator.replay_loaded(self._broker.clock.now_ms()):
             _LOG.warning(
                 "the clock was set back since the transaction of %s began: its time-out counts from now",
                 transactional_id,
             )
 
+    def _note_committed_ends(self, metadata: TransactionMetadata) -> None:
+        if metadata.status is TransactionStatus.PREPARE_COMMIT and metadata.end_offsets:
+            for partition, end in zip(sorted(metadata.partitions), metadata.end_offsets, strict=True):
+                self._committed_ends[metadata.producer_id, partition] = end
+
     async def recover(self, *, power_was_lost: bool) -> None:
         """Carry out what was decided, and abort what can no longer be completed faithfully."""
+        if power_was_lost:
+            await self._restore_lost_markers()
         for metadata in self.coordinator.unfinished():
             _LOG.info("completing the transaction of %s, decided before the restart", metadata.transactional_id)
             # A killed process may have left the decision unsynced. Nobody may see what the next power cut could undo.
@@ -198,6 +210,28 @@ class TransactionRuntime:
                     await self._abort(metadata, "records of it may have been lost with the power")
                 await self._shut_out(metadata)
         self._end_hanging()
+
+    async def _restore_lost_markers(self) -> None:
+        """Commit what was decided so and lies open, its marker having gone with the power.
+
+        Before anything else: a transaction of the same producer that came after it may have to be aborted.
+        """
+        found = [
+            (partition, entry)
+            for partition in self._broker.all_partitions()
+            for entry in partition.log.open_transactions()
+            if (entry.transaction_first_offset or 0)
+            < self._committed_ends.get((entry.producer_id, (partition.topic, partition.index)), 0)
+        ]
+        for partition, entry in found:
+            _LOG.info("writing the lost commit marker of producer %d in %s", entry.producer_id, partition.path)
+            try:
+                self._mark(partition, entry.producer_id, entry.producer_epoch, committed=True, protocol_2=False)
+            except StorageError as error:
+                raise StorageError(
+                    f"A committed transaction in {partition.path} cannot be shown to readers ({error}), and starting "
+                    "without would lose it: free some space and start again."
+                ) from error
 
     async def _abort(self, metadata: TransactionMetadata, reason: str) -> None:
         _LOG.warning("aborting the transaction of %s: %s", metadata.transactional_id, reason)
@@ -256,6 +290,7 @@ class TransactionRuntime:
                 reach("before_data_sync")
                 await self._broker.durability.wait_committed(self._existing(record.partitions))
                 reach("after_data_sync")
+                record = self._with_end_offsets(record)
             self._log(record)
             if decision.needs_markers:
                 reach("after_prepare_logged")
@@ -268,6 +303,12 @@ class TransactionRuntime:
         if decision.refusal is not None:
             raise Refused(decision.refusal, f"{record.transactional_id!r} had an open transaction, now aborted")
         return decision.response
+
+    def _with_end_offsets(self, record: TransactionMetadata) -> TransactionMetadata:
+        if self.coordinator.settings.transaction_version < FIRST_VERSION_WITH_TAGS:
+            return record
+        partitions = (self._broker.partition(topic, index) for topic, index in sorted(record.partitions))
+        return replace(record, end_offsets=tuple(-1 if one is None else one.log.log_end_offset for one in partitions))
 
     async def _try_carry_out(self, decision: Decision[_Response]) -> None:
         try:
@@ -283,6 +324,8 @@ class TransactionRuntime:
             for number, partition in enumerate(partitions):
                 if number > 0:
                     reach("between_markers")
+                if _is_of_a_later_transaction(partition, metadata):
+                    continue
                 self._mark(
                     partition,
                     marker.producer_id,
@@ -290,7 +333,8 @@ class TransactionRuntime:
                     committed=marker.committed,
                     protocol_2=metadata.client_transaction_version >= PROTOCOL_2,
                 )
-            if marker.committed:
+            is_restorable = bool(metadata.end_offsets)
+            if marker.committed and not is_restorable:
                 # Once it is logged as complete, nobody would write a marker again that is lost with the power, and the
                 # records before it would be aborted as left over.
                 await self._broker.durability.wait_committed(partitions)
@@ -299,7 +343,7 @@ class TransactionRuntime:
             if decision.record is not None:
                 self._log(decision.record)
             reach("after_complete_logged")
-            if marker.committed and metadata.client_transaction_version < PROTOCOL_2:
+            if marker.committed and not is_restorable and metadata.client_transaction_version < PROTOCOL_2:
                 # The next transaction has the same epoch. Were its records to outlive the power and this one's end not,
                 # the marker that is then written again would commit them.
                 await self._broker.durability.wait_committed([self._log_partition(metadata.transactional_id)])
@@ -371,6 +415,15 @@ class TransactionRuntime:
     def _refuse_while_changing(self, transactional_id: str) -> None:
         if transactional_id in self._changing:
             raise Refused(ErrorCode.concurrent_transactions, f"{transactional_id!r} is being changed at this moment")
+
+
+def _is_of_a_later_transaction(partition: Partition, metadata: TransactionMetadata) -> bool:
+    """Whether what the producer has open there began after this commit was decided: its marker is there already."""
+    if not metadata.end_offsets:
+        return False
+    number = sorted(metadata.partitions).index((partition.topic, partition.index))
+    first_offset = partition.log.producer_checks_for_transaction(metadata.producer_id)
+    return first_offset is not None and first_offset >= metadata.end_offsets[number]
 
 
 def _settings_of(settings: BrokerSettings) -> TransactionSettings:

@@ -99,6 +99,8 @@ class TransactionMetadata:
     `last_producer_epoch` is what the present owner had before (KIP-360), -1 if it had none: a repeat of an
     InitProducerId whose answer was lost is known by it. `previous_producer_id` tells the same across a change of the
     producer id. `next_producer_id` is set between a PREPARE state that used up the epochs and its completion.
+    `end_offsets` has, for a decided commit, where each of the partitions, sorted by name, ended then: what of this
+    producer is open below is part of it, and what begins above is not.
     """
 
     transactional_id: str
@@ -113,6 +115,7 @@ class TransactionMetadata:
     start_ms: int = NO_TIME
     last_update_ms: int = NO_TIME
     client_transaction_version: int = 0
+    end_offsets: tuple[int, ...] = ()
 
     @property
     def identity(self) -> ProducerIdentity:
@@ -260,4 +263,5 @@ def _transition(
             "Nothing was changed."
         )
     changes.setdefault("previous_producer_id", metadata.producer_id)
+    changes.setdefault("end_offsets", ())
     return replace(metadata, status=status, last_update_ms=now_ms, **changes)

@@ -42,6 +42,7 @@ _CLIENT_TRANSACTION_VERSION: Final = 2
 # Kafka does not log it, so that its coordinator, once restarted, fences a producer whose InitProducerId it has just
 # carried out. A tag far from Kafka's own, which every other reader steps over (KIP-482), keeps recovery equal to live.
 _LAST_PRODUCER_EPOCH: Final = 7_000
+_END_OFFSETS: Final = 7_001  # ours too: without it every commit would have to wait until its markers are synced
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,8 @@ def _write_tagged_fields(buffer: io.BytesIO, metadata: TransactionMetadata) -> N
         fields.append(_tagged_field(_CLIENT_TRANSACTION_VERSION, _INT16.pack(metadata.client_transaction_version)))
     if metadata.last_producer_epoch != NO_PRODUCER_EPOCH:
         fields.append(_tagged_field(_LAST_PRODUCER_EPOCH, _INT16.pack(metadata.last_producer_epoch)))
+    if metadata.end_offsets:
+        fields.append(_tagged_field(_END_OFFSETS, struct.pack(f">{len(metadata.end_offsets)}q", *metadata.end_offsets)))
     buffer.write(_unsigned_varint(len(fields)))
     buffer.write(b"".join(fields))
 
@@ -193,6 +196,7 @@ def _decode_value(transactional_id: str, value: bytes) -> TransactionMetadata:
         start_ms=start_ms,
         last_update_ms=last_update_ms,
         client_transaction_version=_tagged(tagged, _CLIENT_TRANSACTION_VERSION, _INT16, 0),
+        end_offsets=tuple(offset for (offset,) in _INT64.iter_unpack(tagged.get(_END_OFFSETS, b""))),
     )
 
 
