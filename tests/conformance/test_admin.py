@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import confluent_kafka
 import pytest
+from raw import wait_until
 from targets import KafkaUnderTest, NewTopic, Target
 
 from semel.client.admin import Admin, CommittedOffset
@@ -51,7 +52,8 @@ def test_topics_are_created_described_and_deleted(admin: Admin, target: Target, 
 
     admin.create_topics(*names, partitions=3, replication=1, config={"retention.ms": "12345"})
 
-    assert set(names) <= set(admin.list_topics())
+    # A broker learns from the controller what was created or deleted, some milliseconds after the answer.
+    wait_until(lambda: set(names) <= set(admin.list_topics()), "the topics are listed")
     described = admin.describe_topics(*names)
     assert [partition.partition for partition in described[names[0]].partitions] == [0, 1, 2]
     assert described[names[0]].partitions[0].replicas == described[names[0]].partitions[0].in_sync == (0,)
@@ -61,7 +63,7 @@ def test_topics_are_created_described_and_deleted(admin: Admin, target: Target, 
 
     admin.delete_topics(*names)
 
-    assert not set(names) & set(admin.list_topics())
+    wait_until(lambda: not set(names) & set(admin.list_topics()), "the topics are gone")
     with pytest.raises(UnknownTopic, match=names[0]):
         admin.describe_topics(names[0])
 
