@@ -15,6 +15,7 @@ SOURCE = ROOT / "src" / "semel"
 ORDER = [
     "errors",
     "processes",
+    "pem_files",
     "wire",
     "records",
     "core",

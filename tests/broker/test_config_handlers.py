@@ -216,7 +216,7 @@ def test_broker_configs_take_effect_at_once_and_survive_a_restart(broker: SmallB
     assert change(broker, BROKER, "1", [("log.retention.ms", SET, "80")]) == OK
     assert broker.partitions["b", 0].settings.retention_ms == 80
     assert broker.partitions["a", 0].settings.retention_ms == 5
-    assert broker.settings.message_bytes_max == 900
+    assert broker.settings.values["message.max.bytes"] == 900
     assert described(broker, TOPIC, "b")["retention.ms"] == ("80", 2)
     assert described(broker, TOPIC, "b")["max.message.bytes"] == ("900", 3)
     assert described(broker, BROKER, "") == {"log.retention.ms": ("70", 3), "message.max.bytes": ("900", 3)}
@@ -278,7 +278,7 @@ def test_the_old_call_replaces_all_configs(broker: SmallBroker, version: int) ->
     assert replace(TOPIC, "a", ("flush.ms", "1"), ("flush.ms", "2")) is ErrorCode.invalid_request
     assert replace(BROKER, "1", ("message.max.bytes", "900")) is ErrorCode.none
     assert replace(BROKER, "1") is ErrorCode.none
-    assert broker.settings.message_bytes_max == 1_048_588
+    assert broker.settings.values["message.max.bytes"] == 1_048_588
 
 
 # -- ApiVersions -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from semel.broker.listeners import ListenerSettings, TlsSettings, check_listeners
 from semel.errors import ConfigError
 from semel.testing.certificates import make_certificates
-from semel.testing.embedded_security import credentials_for, listeners_for
+from semel.testing.embedded_security import listeners_for
 from semel.testing.security import Security, Tls
 
 TLS = TlsSettings(certificate_path="server.pem")
@@ -99,7 +99,3 @@ def test_the_security_of_a_test_becomes_listeners_and_users(tmp_path: Path) -> N
     assert (ssl_tls.client_auth, sasl_tls.client_auth) == ("required", "none")
     assert Path(ssl_tls.certificate_path).read_text() == certificates.server.certificate_pem
     assert stat.S_IMODE(Path(ssl_tls.key_path or "").stat().st_mode) == 0o600
-    users = credentials_for(security)
-    assert users.is_plain_login("ann", "ann-secret")
-    assert not users.is_plain_login("bob", "bob-secret")
-    assert list(users.scram_users()) == ["bob"]

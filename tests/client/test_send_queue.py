@@ -20,13 +20,14 @@ class Leader:
     """What a broker does with an idempotent producer's batches, written as plainly as can be."""
 
     log: list[int] = field(default_factory=list)
-    next_sequence: int = 0
+    next_sequence: int | None = None
+    """Of a producer that it does not know, a leader takes any sequence."""
     last_five: deque[int] = field(default_factory=lambda: deque(maxlen=5))
 
     def append(self, number: int, sequence: int, count: int) -> str:
         if sequence in self.last_five:
             return "stored"
-        if sequence != self.next_sequence:
+        if self.next_sequence not in (None, sequence):
             return "gap"
         self.log.append(number)
         self.last_five.append(sequence)
@@ -42,14 +43,14 @@ def run(seed: int, first_sequence: int) -> tuple[list[int], list[int]]:
     """Push numbered batches through a queue while connections break and the leader is busy; returns (sent, log)."""
     chance = random.Random(seed)
     queue = SendQueue(next_sequence=first_sequence)
-    leader = Leader(next_sequence=first_sequence)
+    leader = Leader()
     numbers: dict[int, int] = {}
     waiting = [make_batch(chance.randint(1, 50)) for _ in range(chance.randint(1, 40))]
     for number, batch in enumerate(waiting):
         numbers[id(batch)] = number
     to_add = deque(waiting)
     connection: deque[tuple[OutgoingBatch, str]] = deque()
-    leader_is_away = False
+    leader_is_away = chance.random() < 0.3
     while to_add or not queue.is_empty:
         event = chance.random()
         if to_add and event < 0.3:
@@ -64,7 +65,7 @@ def run(seed: int, first_sequence: int) -> tuple[list[int], list[int]]:
         elif event < 0.9 and connection:
             batch, answer = connection.popleft()
             if answer == "stored":
-                queue.settle(batch)
+                queue.settle(batch, is_stored=True)
             else:
                 assert answer == "busy" or not queue.is_oldest_unsettled(batch), "a gap that nothing explains"
                 queue.give_back(batch)
@@ -87,7 +88,7 @@ def test_each_batch_is_stored_once_and_in_order_whatever_is_lost(first_sequence:
 
 def test_nothing_leaves_behind_a_returned_batch_until_the_flight_has_settled() -> None:
     """A batch sent past a failed one would make a gap that the leader refuses."""
-    queue = SendQueue()
+    queue = SendQueue(is_known=True)
     for _ in range(3):
         queue.add(make_batch(10))
     first, second = queue.take(), queue.take()
@@ -99,12 +100,12 @@ def test_nothing_leaves_behind_a_returned_batch_until_the_flight_has_settled() -
 
 def test_giving_up_takes_what_was_sent_and_leaves_what_was_not() -> None:
     """KIP-360: batches in flight behind a failed one are refused with it; those never sent go on in a new epoch."""
-    queue = SendQueue()
+    queue = SendQueue(is_known=True)
     batches = [make_batch(10) for _ in range(4)]
     for batch in batches:
         queue.add(batch)
     failed, behind = queue.take(), queue.take()
-    queue.settle(failed)
+    queue.settle(failed, is_stored=False)
     queue.give_back(behind)
     assert queue.fail_unsettled() == [behind]
     queue.restart_sequences()

@@ -90,7 +90,7 @@ def test_a_topic_gets_more_partitions(admin: Admin, new_topic: NewTopic) -> None
 
     admin.create_partitions(topic, 5)
 
-    assert len(admin.describe_topics(topic)[topic].partitions) == 5
+    wait_until(lambda: len(admin.describe_topics(topic)[topic].partitions) == 5, "there are five partitions")
     with pytest.raises(KafkaError) as caught:
         admin.create_partitions(topic, 2)
     assert caught.value.code == ErrorCode.invalid_partitions

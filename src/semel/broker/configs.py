@@ -19,7 +19,6 @@ from semel.broker.config_types import (
     at_least,
     between,
     each_of,
-    one_of,
     render,
 )
 from semel.broker.storage.log_settings import LogSettings
@@ -121,8 +120,6 @@ class BrokerSettings:
     # -- connections and requests --------------------------------------------------------------------------------------
     socket_request_bytes_max = _int("socket.request.max.bytes", 104_857_600, at_least(1))
     connections_idle_max_ms = _long("connections.max.idle.ms", 600_000)
-    connections_max = _int("max.connections", INT_MAX, at_least(0), dynamic=True)
-    connections_per_ip_max = _int("max.connections.per.ip", INT_MAX, at_least(0), dynamic=True)
     fetch_bytes_max = _int("fetch.max.bytes", 57_671_680, at_least(1024))
     fetch_sessions_max = _int("max.incremental.fetch.session.cache.slots", 1000, at_least(0))
     request_partitions_max = _int("max.request.partition.size.limit", 2000, at_least(1))
@@ -144,15 +141,11 @@ class BrokerSettings:
     transaction_log_replication_factor = _copies("transaction.state.log.replication.factor")
     transaction_version = _int("transaction.version", 2, between(0, 2))
     transaction_timeout_max_ms = _int("transaction.max.timeout.ms", 900_000, at_least(1))
-    transaction_timeout_check_interval_ms = _int(
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms", 10_000, at_least(1)
-    )
     transactional_id_expiration_ms = _int("transactional.id.expiration.ms", 7 * _DAY_MS, at_least(1))
     transactional_id_expiration_check_interval_ms = _int(
         "transaction.remove.expired.transaction.cleanup.interval.ms", 3_600_000, at_least(1)
     )
     transaction_partition_verification = _flag("transaction.partition.verification.enable", True, dynamic=True)
-    two_phase_commit = _flag("transaction.two.phase.commit.enable", False)
     producer_id_expiration_ms = _int("producer.id.expiration.ms", _DAY_MS, at_least(1), dynamic=True)
     producer_id_expiration_check_interval_ms = _int("producer.id.expiration.check.interval.ms", 600_000, at_least(1))
 
@@ -175,18 +168,12 @@ class BrokerSettings:
     consumer_group_assignors = _words(
         "group.consumer.assignors", ("uniform", "range"), each_of("uniform", "range", may_be_empty=False)
     )
-    consumer_group_migration_policy = _text(
-        "group.consumer.migration.policy",
-        "bidirectional",
-        one_of("disabled", "downgrade", "upgrade", "bidirectional", ignore_case=True),
-    )
     consumer_group_regex_refresh_interval_ms = _int("group.consumer.regex.refresh.interval.ms", 600_000, at_least(1))
     offsets_partitions = _int("offsets.topic.num.partitions", 4, at_least(1))
     offsets_segment_bytes = _int("offsets.topic.segment.bytes", 104_857_600, at_least(1))
     offsets_replication_factor = _copies("offsets.topic.replication.factor")
     offsets_retention_minutes = _int("offsets.retention.minutes", 10_080, at_least(1))
     offsets_retention_check_interval_ms = _long("offsets.retention.check.interval.ms", 600_000, at_least(1))
-    offsets_commit_timeout_ms = _int("offsets.commit.timeout.ms", 5_000, at_least(1))
     offset_metadata_bytes_max = _int("offset.metadata.max.bytes", 4096)
 
     def __init__(
@@ -239,10 +226,6 @@ class BrokerSettings:
     @property
     def offsets_retention_ms(self) -> int:
         return self.offsets_retention_minutes * 60_000
-
-    @property
-    def message_bytes_max(self) -> int:
-        return self.values["message.max.bytes"]
 
     def warn_of_unknown(self) -> None:
         """Log the names that mean nothing here, so that a misspelt one is not lost in silence."""

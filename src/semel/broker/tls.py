@@ -6,8 +6,9 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, Final
 
-from semel.broker.listeners import ListenerSettings, TlsSettings
+from semel.broker.listeners import ListenerSettings
 from semel.errors import ConfigError
+from semel.pem_files import load_authorities, load_certificate
 
 ANONYMOUS: Final = "User:ANONYMOUS"
 
@@ -29,62 +30,19 @@ def server_context(listener: ListenerSettings) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # A client could make the broker compute handshakes without end; TLS 1.3 has done away with it.
     context.options |= ssl.OP_NO_RENEGOTIATION
-    _load_certificate(context, settings)
+    load_certificate(
+        context,
+        settings.certificate_path,
+        settings.key_path,
+        settings.key_password,
+        certificate_setting="The broker's certificate",
+        key_setting="the key of the broker's certificate",
+        password_setting="the password of the key",
+    )
     if settings.client_ca_path is not None:
-        _load_authorities(context, settings.client_ca_path)
+        load_authorities(context, settings.client_ca_path, setting="The authority of client certificates")
     context.verify_mode = _VERIFY_MODES[settings.client_auth]
     return context
-
-
-def _check_readable(what: str, path: str) -> None:
-    """The ssl module does not say which of its files it could not open."""
-    try:
-        with open(path, "rb"):
-            return
-    except OSError as error:
-        raise ConfigError(
-            f"{what} {path!r} cannot be read ({error.strerror}), so the broker did not start: "
-            "check the path and its rights."
-        ) from None
-
-
-def _load_authorities(context: ssl.SSLContext, path: str) -> None:
-    _check_readable("The authority of client certificates", path)
-    try:
-        context.load_verify_locations(cafile=path)
-    except ssl.SSLError:
-        raise ConfigError(
-            f"{path!r} holds no certificate in PEM form, so the broker did not start: "
-            "name a file with -----BEGIN CERTIFICATE-----."
-        ) from None
-
-
-def _load_certificate(context: ssl.SSLContext, settings: TlsSettings) -> None:
-    certificate, key = settings.certificate_path, settings.key_path or settings.certificate_path
-    _check_readable("The broker's certificate", certificate)
-    _check_readable("The key of the broker's certificate", key)
-    is_encrypted = False
-
-    def password() -> str:
-        # Called for an encrypted key only. Without it OpenSSL would ask on the terminal, and the broker would hang.
-        nonlocal is_encrypted
-        is_encrypted = True
-        if settings.key_password is None:
-            raise ConfigError(f"The key in {key!r} is encrypted, so the broker did not start: give its password.")
-        return settings.key_password
-
-    try:
-        context.load_cert_chain(certificate, key, password=password)
-    except (ssl.SSLError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
-            what = f"The key in {key!r} does not belong to the certificate in {certificate!r}"
-        elif is_encrypted:
-            what = f"The password does not open the key in {key!r}"
-        else:
-            what = f"{certificate!r} and {key!r} do not hold a certificate and a private key in PEM form"
-        raise ConfigError(f"{what}, so the broker did not start.") from None
 
 
 # -- the channel -------------------------------------------------------------------------------------------------------

@@ -132,9 +132,6 @@ class TransactionRuntime:
 
     # Time.
 
-    def next_deadline_ms(self) -> int | None:
-        return self.coordinator.next_deadline_ms()
-
     async def tick(self) -> None:
         """Abort what is over its time, finish what a full disk has held up."""
         now_ms = self._broker.clock.now_ms()

@@ -13,6 +13,7 @@ from scramp import ScramClient, ScramException
 
 from semel.client.config import SASL_MECHANISMS, SecurityConfig
 from semel.errors import AuthenticationFailed, BrokerUnreachable, ConfigError, InvalidState, SemelError
+from semel.pem_files import load_authorities, load_certificate
 
 # -- TLS ---------------------------------------------------------------------------------------------------------------
 
@@ -31,64 +32,18 @@ def make_ssl_context(security: SecurityConfig) -> ssl.SSLContext:
     if security.ca_location is None:
         context.load_default_certs()
     else:
-        _load_authorities(context, security.ca_location)
+        load_authorities(context, security.ca_location, setting="ssl.ca.location")
     if security.certificate_location is not None:
-        _load_client_certificate(context, security.certificate_location, security.key_location, security.key_password)
+        load_certificate(
+            context,
+            security.certificate_location,
+            security.key_location,
+            security.key_password,
+            certificate_setting="ssl.certificate.location",
+            key_setting="ssl.key.location",
+            password_setting="ssl.key.password",
+        )
     return context
-
-
-def _check_readable(setting: str, path: str) -> None:
-    """The ssl module does not say which of its files it could not open."""
-    try:
-        with open(path, "rb"):
-            return
-    except OSError as error:
-        raise ConfigError(
-            f"{setting} {path!r} cannot be read ({error.strerror}): check the path and its rights."
-        ) from None
-
-
-def _load_authorities(context: ssl.SSLContext, path: str) -> None:
-    _check_readable("ssl.ca.location", path)
-    try:
-        context.load_verify_locations(cafile=path)
-    except ssl.SSLError:
-        raise ConfigError(
-            f"ssl.ca.location {path!r} holds no certificate in PEM form: name a file with -----BEGIN CERTIFICATE-----."
-        ) from None
-
-
-def _load_client_certificate(
-    context: ssl.SSLContext, certificate: str, key: str | None, key_password: str | None
-) -> None:
-    key = certificate if key is None else key
-    _check_readable("ssl.certificate.location", certificate)
-    _check_readable("ssl.key.location", key)
-    encrypted = False
-
-    def password() -> str:
-        # Called for an encrypted key only. Without it OpenSSL would ask on the terminal and hang a job.
-        nonlocal encrypted
-        encrypted = True
-        if key_password is None:
-            raise ConfigError(f"The key in {key!r} is encrypted: write its password as ssl.key.password.")
-        return key_password
-
-    try:
-        context.load_cert_chain(certificate, key, password=password)
-    except (ssl.SSLError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
-            message = f"The key in {key!r} does not belong to the certificate in {certificate!r}: name its own key."
-        elif encrypted:
-            message = f"ssl.key.password does not open the key in {key!r}: write the password it was encrypted with."
-        else:
-            message = (
-                f"ssl.certificate.location {certificate!r} and ssl.key.location {key!r} "
-                "do not hold a certificate and a private key: both must be in PEM form."
-            )
-        raise ConfigError(message) from None
 
 
 _NOT_TRUSTED: Final = (

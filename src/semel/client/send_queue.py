@@ -7,6 +7,9 @@ then everything unsettled goes again, oldest first, with the sequences it had.
 A leader recognises a repeat only among the last five batches it stored. Answers can settle later batches before an
 earlier one (the earlier was refused for a moment, the later recognised as stored), so five in flight is not enough of a
 rule: a new batch leaves only while the oldest unsettled one is less than five batches behind it.
+
+A leader that knows nothing of a producer takes any sequence as its first. If the first batch were refused for a moment
+(a topic that is only just there) and the second stored, the first could never follow. So the first batch goes alone.
 """
 
 from __future__ import annotations
@@ -48,6 +51,8 @@ class SendQueue:
 
     next_sequence: int = 0
     next_number: int = 0
+    is_known: bool = False
+    """Whether the leader has stored a batch of this producer, and so knows which sequence comes next."""
     not_before: float = 0.0
     """When a retry may leave, on the clock of whoever drives the queue."""
     _waiting: deque[OutgoingBatch] = field(default_factory=deque[OutgoingBatch])
@@ -76,12 +81,14 @@ class SendQueue:
         if self._returned or not self._waiting:
             return None
         head = self._waiting[0]
-        if head.sequence is None and (repeats_only or self._would_leave_the_window()):
+        if head.sequence is None and (repeats_only or self._must_wait_for_the_oldest()):
             return None
         return head
 
-    def _would_leave_the_window(self) -> bool:
-        return bool(self._in_flight) and self.next_number - self._in_flight[0].number >= REMEMBERED_BATCHES
+    def _must_wait_for_the_oldest(self) -> bool:
+        if not self._in_flight:
+            return False
+        return not self.is_known or self.next_number - self._in_flight[0].number >= REMEMBERED_BATCHES
 
     def take(self) -> OutgoingBatch:
         """Move the batch that `peek` showed into flight; the first time it gets its sequence."""
@@ -96,9 +103,10 @@ class SendQueue:
         self._in_flight.append(batch)
         return batch
 
-    def settle(self, batch: OutgoingBatch) -> None:
+    def settle(self, batch: OutgoingBatch, *, is_stored: bool) -> None:
         """The batch is stored, or has failed for good."""
         self._in_flight.remove(batch)
+        self.is_known |= is_stored
 
     def give_back(self, batch: OutgoingBatch) -> None:
         """The batch must go again."""

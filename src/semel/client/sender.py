@@ -78,6 +78,8 @@ class Sender:
         self._next_identity = next_identity
         self._registered: set[TopicPartition] = set()
         self._lanes: dict[TopicPartition, _Lane] = {}
+        self._known: set[TopicPartition] = set()
+        """Whose leaders have batches of this producer id from an earlier transaction."""
         self._flights: list[_Flight] = []
         self._bump_wanted = False
 
@@ -87,9 +89,13 @@ class Sender:
 
     def enqueue(self, topic: str, partition: int, batch: EncodedBatch, *, sequence: int | None = None) -> None:
         """Take a batch; `sequence` sets where a partition's numbering starts (a writer that goes on after another)."""
-        lane = self._lanes.setdefault(TopicPartition(topic, partition), _Lane())
+        tp = TopicPartition(topic, partition)
+        lane = self._lanes.get(tp)
+        if lane is None:
+            lane = self._lanes[tp] = _Lane(SendQueue(is_known=tp in self._known))
         if sequence is not None:
             lane.queue.next_sequence = sequence
+            lane.queue.is_known |= sequence > 0
         data = memoryview(batch.data)
         if data.readonly:  # it is stamped in place
             data = memoryview(bytearray(data))
@@ -99,6 +105,10 @@ class Sender:
 
     def start_over(self, identity: ProducerIdentity) -> None:
         """A new identity for a new transaction: sequences begin at 0."""
+        if identity.producer_id == self.identity.producer_id:
+            self._known.update(tp for tp, lane in self._lanes.items() if lane.queue.is_known)
+        else:
+            self._known.clear()
         self.identity = identity
         self.failure = None
         self.failed_records = 0
@@ -300,7 +310,7 @@ class Sender:
 
     def _store(self, batch: OutgoingBatch, base_offset: int) -> None:
         lane = self._lane(batch)
-        lane.queue.settle(batch)
+        lane.queue.settle(batch, is_stored=True)
         lane.patience = None
         self.buffered_bytes -= len(batch.data)
         self.stored.append(Stored(batch.topic, batch.partition, base_offset, batch.record_count))
@@ -345,7 +355,7 @@ class Sender:
     def _fail(self, batch: OutgoingBatch, error: SemelError) -> None:
         """For good. A transaction is doomed by it; an idempotent producer goes on under a new epoch (KIP-360)."""
         lane = self._lane(batch)
-        lane.queue.settle(batch)
+        lane.queue.settle(batch, is_stored=False)
         self._give_up([batch])
         self.failure = self.failure or error
         if self._next_identity is not None:

@@ -1,11 +1,9 @@
-"""The listeners and users of a broker under test (`Security`), as settings of the embedded broker."""
+"""The listeners of a broker under test (`Security`), as settings of the embedded broker."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from semel.broker.acls import MetaStore
-from semel.broker.credentials import CredentialStore
 from semel.broker.listeners import ListenerSettings, TlsSettings
 from semel.testing.security import Protocol, Security
 
@@ -24,11 +22,6 @@ def listeners_for(security: Security, folder: Path) -> tuple[ListenerSettings, .
         )
         for protocol in security.protocols
     )
-
-
-def credentials_for(security: Security, store: MetaStore | None = None) -> CredentialStore:
-    """Who may log in, and by which kind of mechanism."""
-    return CredentialStore(plain=security.plain, scram=security.scram, store=store)
 
 
 def _tls(security: Security, protocol: Protocol, folder: Path) -> TlsSettings | None:

@@ -54,9 +54,6 @@ class LogView:
     def first_open_offset(self) -> int | None:
         return min(self._first_offsets.values(), default=None)
 
-    def has_open(self, producer_id: int) -> bool:
-        return producer_id in self._first_offsets
-
     def is_up_to_date(self, partition: Partition) -> bool:
         """Whether nothing was written or shown since the last look."""
         log = partition.log

@@ -127,7 +127,10 @@ class _Production:
         try:
             if self._speaks_protocol_2:
                 self._broker.transactions.add_partitions(*identity, [name], client_version=2)
-            elif partition.log.producer_checks_for_transaction(header.producer_id, header.producer_epoch) is None:
+            elif (
+                self._broker.settings.transaction_partition_verification
+                and partition.log.producer_checks_for_transaction(header.producer_id, header.producer_epoch) is None
+            ):
                 abortable = self._context.api_version >= _ABORTABLE_KNOWN_SINCE
                 codes = self._broker.transactions.verify_partitions(
                     *identity,

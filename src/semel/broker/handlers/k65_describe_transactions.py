@@ -9,6 +9,8 @@ from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
 from semel.broker.context import Answer, RequestContext
+from semel.core.refusal import Refused
+from semel.core.transaction_listing import describe_transaction
 from semel.wire.server import respond
 
 if TYPE_CHECKING:
@@ -23,11 +25,12 @@ def handle(broker: Broker, context: RequestContext, request: Any) -> Answer:
 
 
 def _describe(broker: Broker, context: RequestContext, transactional_id: str) -> dict[str, Any]:
-    metadata = broker.transactions.coordinator.get(transactional_id)
     if not broker.authorizer.allows(context, Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id):
         return _unknown(transactional_id, ErrorCode.transactional_id_authorization_failed)
-    if metadata is None:
-        return _unknown(transactional_id, ErrorCode.transactional_id_not_found)
+    try:
+        metadata = describe_transaction(broker.transactions.coordinator, transactional_id)
+    except Refused as refusal:
+        return _unknown(transactional_id, refusal.code)
     topics: dict[str, list[int]] = defaultdict(list)
     for topic, index in sorted(metadata.partitions):
         if broker.authorizer.allows(context, Operation.DESCRIBE, ResourceType.TOPIC, topic):

@@ -82,9 +82,6 @@ class DataDirectory:
         """Store `data` durably; after a crash the old or the new content is there."""
         replace_file(self.disk, self._meta_path(name), data, sync="all")
 
-    def remove_meta(self, name: str) -> None:
-        remove_file(self.disk, self._meta_path(name))
-
     def close(self, clean: bool = True) -> None:
         """Let another process take the directory. `clean` after all partitions were closed without an error."""
         if self._lock is None:
