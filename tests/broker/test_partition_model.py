@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -111,3 +112,14 @@ class PartitionMachine(RuleBasedStateMachine):
 
 TestPartitionMachine = PartitionMachine.TestCase
 TestPartitionMachine.settings = settings(deadline=None, stateful_step_count=30, max_examples=60)
+
+
+@pytest.mark.parametrize("ending", ["close", "kill"])
+def test_what_retention_removed_stays_away_after_a_sync_and_a_power_cut(ending: str) -> None:
+    """The names in the directory were not synced where nothing but a removal had happened since the last sync."""
+    machine = PartitionMachine()
+    machine.append(values=[b""], timestamp_ms=0)
+    machine.retention_at_any_clock(clock_ms=501)
+    machine.restart(ending=ending)
+    machine.restart(ending="sync and power cut")
+    machine.the_offsets_agree()

@@ -84,8 +84,7 @@ class Persistence:
 
     def dirty_files(self) -> Unsynced | None:
         end_offset = self._log.log_end_offset
-        is_as_found = self._names_changed <= max(self._names_synced, 1)
-        if end_offset <= self._synced_offset and is_as_found and not self._derived:
+        if end_offset <= self._synced_offset and self._names_changed == self._names_synced and not self._derived:
             return None
         first = max(bisect_right(self._segments, self._synced_offset, key=attrgetter("base_offset")) - 1, 0)
         return Unsynced(
@@ -130,7 +129,9 @@ class Persistence:
     def flush(self) -> None:
         log_end_offset = self._log.log_end_offset
         is_written = all(segment.indexes_written or not segment.size for segment in self._segments)
-        if log_end_offset == self.checkpoint.recovery_point and is_written and not self._derived:
+        # Nothing was made or removed since the start: a partition that nobody touched costs no sync.
+        is_as_found = self._names_changed <= max(self._names_synced, 1)
+        if log_end_offset == self.checkpoint.recovery_point and is_written and is_as_found and not self._derived:
             return
         for segment in self._segments:
             if not segment.indexes_written or segment is self._segments[-1]:
