@@ -28,4 +28,6 @@ if ! command -v uv >/dev/null; then
     fi
     PATH="$PWD/.tools/bin:$PATH"
 fi
-uv sync --quiet --locked --python "$python" --no-python-downloads
+# Compiled once here: every broker and worker that a test or a demo starts would otherwise compile what it imports.
+uv sync --quiet --locked --python "$python" --no-python-downloads --compile-bytecode
+.venv/bin/python -m compileall -q src/semel

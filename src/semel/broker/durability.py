@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("semel.broker")
 _THREADS: Final = 2  # one syncs, one compacts: a commit must not wait for a compaction
+# To hand a sync to another thread and to hear of its end costs the loop more than a quick disk takes for it. A disk
+# that is slower, or slow at the moment, must not keep everybody waiting.
+_QUICK_S: Final = 0.0005
+_WEIGHT_OF_LAST: Final = 0.2
 
 
 class Fsync(enum.Enum):
@@ -42,6 +47,8 @@ class Durability:
         self._next_round: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._executor: ThreadPoolExecutor | None = None
+        self._usual_s = 1.0
+        """How long a sync takes lately; not known at first."""
 
     async def wait_committed(self, partitions: Iterable[Partition]) -> None:
         """Return when all that these partitions hold survives the loss of power, unless the mode is NEVER."""
@@ -121,10 +128,11 @@ class Durability:
     async def _sync(self, unsynced: list[Unsynced]) -> None:
         if not unsynced:
             return
-        if not self._in_thread:
-            _sync_all(unsynced)
-            return
-        await asyncio.get_running_loop().run_in_executor(self._threads(), _sync_all, unsynced)
+        if not self._in_thread or self._usual_s < _QUICK_S:
+            took_s = _sync_all(unsynced)
+        else:
+            took_s = await asyncio.get_running_loop().run_in_executor(self._threads(), _sync_all, unsynced)
+        self._usual_s += (took_s - self._usual_s) * _WEIGHT_OF_LAST
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._executor is None:
@@ -132,6 +140,9 @@ class Durability:
         return self._executor
 
 
-def _sync_all(unsynced: list[Unsynced]) -> None:
+def _sync_all(unsynced: list[Unsynced]) -> float:
+    """Returns how many seconds it took."""
+    started = time.perf_counter()
     for one in unsynced:
         one.sync()
+    return time.perf_counter() - started

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
@@ -17,7 +18,6 @@ from semel.broker.descriptors import connections_max
 from semel.broker.durability import Durability, Fsync
 from semel.broker.failpoints import reach
 from semel.broker.fetch_sessions import FetchSessions
-from semel.broker.group_runtime import GroupRuntime
 from semel.broker.held_memory import HeldMemory
 from semel.broker.listeners import ListenerSettings, check_listeners
 from semel.broker.metrics import Metrics
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from semel.broker.connection import Connection
     from semel.broker.context import RequestContext
     from semel.broker.faults import Faults
+    from semel.broker.group_runtime import GroupRuntime
     from semel.broker.sasl import SaslExchange
 
 _LOG: Final = logging.getLogger("semel.broker")
@@ -129,16 +130,27 @@ class Broker:
         self._init_security()
         self.fetch_sessions = FetchSessions(self.settings.fetch_sessions_max, lambda: self.new_id().int)
         self.transactions = TransactionRuntime(self)
-        self.groups = GroupRuntime(self)
         for topic in self.topics:
             self._open(topic, range(topic.partition_count))
         self._remove_strangers()
         reach("after_partitions_opened")
         self.transactions.load(self.partitions_of(TRANSACTION_STATE))
-        self.groups.load(self.partitions_of(CONSUMER_OFFSETS))
+        if offsets := self.partitions_of(CONSUMER_OFFSETS):
+            self.groups.load(offsets)
         reach("after_coordinators_loaded")
         await self.transactions.recover(power_was_lost=self._was_power_lost())
         self._write_boot_id()
+
+    @cached_property
+    def groups(self) -> GroupRuntime:
+        """Loaded when the first group is asked for: many brokers in tests never have one, and start the sooner."""
+        from semel.broker.group_runtime import GroupRuntime
+
+        return GroupRuntime(self)
+
+    @property
+    def _has_groups(self) -> bool:
+        return "groups" in self.__dict__
 
     def _write_boot_id(self) -> None:
         boot_id = self._boot_id.encode()
@@ -175,7 +187,8 @@ class Broker:
 
     async def _finish_requests(self) -> None:
         """A commit that is under way comes to its end: it must not write to files that were closed as complete."""
-        self.groups.give_up_waiting()
+        if self._has_groups:
+            self.groups.give_up_waiting()
         if self._requests:
             _, still_waiting = await asyncio.wait(list(self._requests), timeout=_FINISH_S)
             for task in still_waiting:
@@ -289,7 +302,8 @@ class Broker:
                 self._partitions.pop((topic.name, index)).delete()
             except StorageError as error:
                 self.note_storage_error(error)  # the next start removes what is left
-        self.groups.topic_deleted(topic.name)
+        if self._has_groups:
+            self.groups.topic_deleted(topic.name)
 
     def on_config(self, topic: Topic) -> None:
         settings = self._topic_settings[topic.name] = topic_settings(topic.configs, self.settings)
@@ -356,7 +370,8 @@ class Broker:
     async def _tick(self) -> None:
         try:
             await self.transactions.tick()
-            self.groups.tick()
+            if self._has_groups:
+                self.groups.tick()
             self._keep_house()
         except Exception:
             # One failed round must not end all time-outs; the next is a tenth of a second away.
@@ -378,7 +393,7 @@ class Broker:
             self._for_each_partition(lambda partition: partition.expire_producers(self.clock.now_ms()))
         if self._is_due("transactional ids", settings.transactional_id_expiration_check_interval_ms):
             self.transactions.expire()
-        if self._is_due("offsets", settings.offsets_retention_check_interval_ms):
+        if self._has_groups and self._is_due("offsets", settings.offsets_retention_check_interval_ms):
             self.groups.expire()
 
     async def _clean(self) -> None:

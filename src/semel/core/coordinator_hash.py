@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 
 def java_string_hash(text: str) -> int:
     """Java's `String.hashCode`: over UTF-16 code units, as a signed 32-bit number.
@@ -21,6 +23,7 @@ def java_string_hash(text: str) -> int:
     return value - 0x100000000 if value & 0x80000000 else value
 
 
+@lru_cache(maxsize=4096)
 def coordinator_partition(name: str, partitions: int) -> int:
     """The partition of `__transaction_state` or `__consumer_offsets`, having `partitions`, that `name` belongs to.
 
