@@ -22,8 +22,9 @@ from semel.broker.state import Broker
 from semel.broker.topics import Topic, TopicStore
 from semel.core.partition_log import PartitionLog
 from semel.wire.api import Api
-from semel.wire.messages import decode_response, encode_request, nested_entity, response_type_for
+from semel.wire.messages import decode_response, encode_request, response_type_for
 from semel.wire.server import decode_request, encode_response, read_request_head
+from semel.wire.shape import nested_entity
 
 ADDRESS = ("127.0.0.1", 9092)
 

@@ -12,7 +12,7 @@ from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
 
 from semel.wire.api import Api
-from semel.wire.messages import nested_entity
+from semel.wire.shape import nested_entity
 
 _SAMPLES: dict[str, Any] = {"bool": True, "bytes": b"bytes", "uuid": UUID(int=7), "records": b""}
 

@@ -22,8 +22,9 @@ from kio.static.protocol import Entity, RequestPayload, ResponsePayload
 from semel.errors import WireError
 from semel.testing.exchange import parse_bootstrap
 from semel.wire import PROTOCOL_2_VERSIONS, Api, ErrorCode, VersionRange, decode_response, encode_request
-from semel.wire.messages import nested_entity, response_type_for
+from semel.wire.messages import response_type_for
 from semel.wire.server import SERVER_VERSIONS
+from semel.wire.shape import nested_entity
 
 AGES: Final = ("oldest", "middle", "newest")
 """Of the versions of an API that this broker and the embedded one both serve."""

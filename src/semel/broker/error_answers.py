@@ -23,8 +23,9 @@ from semel.wire.hot import (
     write_fetch_response,
     write_produce_response,
 )
-from semel.wire.messages import nested_entity, response_type_for
+from semel.wire.messages import response_type_for
 from semel.wire.server import decode_request, respond
+from semel.wire.shape import nested_entity
 
 if TYPE_CHECKING:
     from semel.broker.connection import Connection

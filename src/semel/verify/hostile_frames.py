@@ -15,8 +15,9 @@ from kio.index import load_request_schema
 
 from semel.records import reference
 from semel.wire.api import Api
-from semel.wire.messages import encode_request, nested_entity
+from semel.wire.messages import encode_request
 from semel.wire.server import SERVER_VERSIONS
+from semel.wire.shape import nested_entity
 
 CLIENT_ID: Final = "hostile"
 _MS: Final = timedelta(milliseconds=1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from semel.errors import WireError
-from semel.wire.request_shape import ENTRIES_MAX
+from semel.wire.shape import REQUEST_ENTRIES_MAX
 
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
@@ -56,7 +56,7 @@ class _Reader:
     def __init__(self, view: memoryview, position: int) -> None:
         self.view = view
         self.position = position
-        self.entries_left = ENTRIES_MAX
+        self.entries_left = REQUEST_ENTRIES_MAX
 
     def take(self, size: int) -> memoryview:
         end = self.position + size
@@ -110,7 +110,7 @@ class _Reader:
     def _bounded(self, size: int) -> int:
         self.entries_left -= size
         if self.entries_left < 0:
-            raise WireError(f"A Produce request has more than {ENTRIES_MAX:,} entries: send fewer batches at a time.")
+            raise WireError("A Produce request has more entries than are taken: send fewer batches at a time.")
         return size
 
     def records(self, flexible: bool) -> memoryview | None:

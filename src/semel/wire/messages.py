@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import cache
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, cast
 
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
@@ -21,6 +21,7 @@ from kio.static.protocol import Entity, RequestPayload, ResponsePayload
 from semel.errors import WireError
 from semel.wire.api import CLIENT_VERSIONS, Api
 from semel.wire.describe_transactions import DescribeTransactionsResponse
+from semel.wire.shape import check_shape, nested_entity
 
 _SIZE: Final = struct.Struct(">i")
 _GATHER_BYTES: Final = 4096
@@ -93,17 +94,6 @@ def _field_step(field: dataclasses.Field[Any]) -> _FieldStep:
     return _FieldStep(lambda value, _: value, None)
 
 
-def nested_entity(annotation: Any) -> type[Entity] | None:
-    """The entity class inside `Entity`, `tuple[Entity, ...]` or either with `| None`."""
-    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        return cast(type[Entity], annotation)
-    for argument in get_args(annotation):
-        found = nested_entity(argument)
-        if found is not None:
-            return found
-    return None
-
-
 class ChunkWriter:
     """Collects what kio writes; large pieces (record batches) are passed on by reference, never copied."""
 
@@ -164,13 +154,15 @@ def read_correlation_id(frame: bytes | bytearray | memoryview) -> int:
 
 def decode_response(response_type: type[ResponsePayload], frame: bytes | bytearray | memoryview) -> Any:
     """Read a frame (without its size) as a response of this type."""
+    header_type = response_type.__header_schema__
     try:
-        _, header_bytes = entity_reader(response_type.__header_schema__)(frame, 0)
+        frame = check_shape(frame, header_type, response_type, entries_max=len(frame))
+        _, header_bytes = entity_reader(header_type)(frame, 0)
         response, _ = entity_reader(response_type)(frame, header_bytes)
-    except (SerialError, ValueError, IndexError, OverflowError, struct.error) as error:
+    except (WireError, SerialError, ValueError, IndexError, OverflowError, struct.error) as error:
         raise WireError(
-            f"The broker's {response_type.__name__} (version {response_type.__version__}) could not be read: {error}. "
-            "Is this the port of a Kafka broker?"
+            f"The broker's {response_type.__name__} (version {response_type.__version__}) could not be read: "
+            f"{str(error).rstrip('.')}. Is this the port of a Kafka broker?"
         ) from error
     return response
 

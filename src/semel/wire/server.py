@@ -16,8 +16,8 @@ from kio.static.protocol import Entity, RequestPayload, ResponsePayload
 
 from semel.errors import WireError
 from semel.wire.api import Api, VersionRange
-from semel.wire.messages import ChunkWriter, Plain, nested_entity, response_type_for
-from semel.wire.request_shape import check_shape
+from semel.wire.messages import ChunkWriter, Plain, response_type_for
+from semel.wire.shape import REQUEST_ENTRIES_MAX, check_shape, nested_entity
 
 # What the embedded broker answers. Versions with topic ids in Produce and Fetch would bring a second way to name a
 # topic and nothing else; those for brokers among themselves (AddPartitionsToTxn 4+) have nobody to speak them.
@@ -71,7 +71,7 @@ SERVER_VERSIONS: Final[Mapping[Api, VersionRange]] = {
 
 _HEAD: Final = struct.Struct(">hhi")
 _SIZE: Final = struct.Struct(">i")
-_UNREADABLE: Final = (SerialError, ValueError, IndexError, OverflowError, struct.error)
+_UNREADABLE: Final = (WireError, SerialError, ValueError, IndexError, OverflowError, struct.error)
 
 
 def read_request_head(frame: bytes | bytearray) -> tuple[int, int, int]:
@@ -91,13 +91,13 @@ _request_schema: Final = cache(load_request_schema)  # kio looks its module up a
 def decode_request(frame: bytes, api: Api, version: int) -> tuple[str | None, Any]:
     """The client id and the request in a frame (without its size) whose head was read before."""
     schema = _request_schema(api, version)
-    frame = check_shape(frame, schema.__header_schema__, schema)
     try:
-        header, header_bytes = entity_reader(schema.__header_schema__)(frame, 0)
+        checked = check_shape(frame, schema.__header_schema__, schema, entries_max=REQUEST_ENTRIES_MAX)
+        header, header_bytes = entity_reader(schema.__header_schema__)(checked, 0)
         # Bytes after the end are left alone, as Kafka does: librdkafka's Metadata request has three of them.
-        request, _ = entity_reader(schema)(frame, header_bytes)
+        request, _ = entity_reader(schema)(checked, header_bytes)
     except _UNREADABLE as error:
-        raise WireError(f"A {schema.__name__} (version {version}) could not be read: {error}.") from error
+        raise WireError(f"A {schema.__name__} (version {version}) could not be read: {error}") from error
     return getattr(header, "client_id", None), request
 
 

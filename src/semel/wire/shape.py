@@ -1,4 +1,4 @@
-"""Walks over a request before it is decoded: everything it announces must be there, and in bounds.
+"""Walks over a message before it is decoded: everything it announces must be there, and in bounds.
 
 kio's reader makes room for as many entries as an array announces, so that forty bytes from a stranger ended the process
 ("memory allocation failed"); it takes null for arrays that cannot be null, and it fails at tags that it does not know,
@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, cast, get_args
+
+from kio.static.protocol import Entity
 
 from semel.errors import WireError
-from semel.wire.messages import nested_entity
 
-ENTRIES_MAX: Final = 25_000
+REQUEST_ENTRIES_MAX: Final = 25_000
 """Entries of all arrays and tags of a request together. Kafka's own limit is the size of the frame, and 100 MB of empty
 names would cost gigabytes and stop all others for minutes. The most partitions that Kafka creates at once are 10,000,
 and these fit in with their replicas."""
@@ -42,26 +43,29 @@ _FIXED_BYTES: Final = {
 _BYTES_KINDS: Final = frozenset({"bytes", "records"})
 
 
+Frame = bytes | bytearray | memoryview
+
+
 class Walk:
-    """One request under way: how many entries it may still have, and which parts of it kio must not see."""
+    """One message under way: how many entries it may still have, and which parts of it kio must not see."""
 
     __slots__ = ("data", "entries_left", "unknown_tags")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: Frame, entries_max: int) -> None:
         self.data = data
-        self.entries_left = ENTRIES_MAX
+        self.entries_left = entries_max
         self.unknown_tags: list[tuple[int, int, bytes]] = []
         """Where a list of tags begins and ends, and the bytes that are to take its place."""
 
     def take_entries(self, count: int) -> None:
         self.entries_left -= count
         if self.entries_left < 0:
-            raise WireError(f"A request has more than {ENTRIES_MAX:,} entries: ask for fewer at a time.")
+            raise WireError("It has more entries than are taken: ask for fewer at a time.")
 
-    def without_unknown_tags(self) -> bytes:
+    def without_unknown_tags(self) -> Frame:
         if not self.unknown_tags:
             return self.data
-        pieces: list[bytes] = []
+        pieces: list[Frame] = []
         position = 0
         for begin, end, instead in self.unknown_tags:
             pieces += (self.data[position:begin], instead)
@@ -73,16 +77,27 @@ Step = Callable[[Walk, int], int]
 """Takes the position of a field and returns the one behind it."""
 
 
-def check_shape(frame: bytes, header: type[Any], request: type[Any]) -> bytes:
+def check_shape(frame: Frame, header: type[Any], payload: type[Any], *, entries_max: int) -> Frame:
     """The frame, fit to be decoded: as it is, or without the tags that are not known. Raises WireError."""
-    walk = Walk(frame)
+    walk = Walk(frame, entries_max)
     try:
-        end = _step_over(request)(walk, _step_over(header)(walk, 0))
+        end = _step_over(payload)(walk, _step_over(header)(walk, 0))
     except (IndexError, struct.error):
-        raise WireError(f"A {request.__name__} ends before its fields do.") from None
+        raise WireError("It ends before its fields do.") from None
     if end > len(frame):
-        raise WireError(f"A {request.__name__} ends before its fields do.")
+        raise WireError("It ends before its fields do.")
     return walk.without_unknown_tags()
+
+
+def nested_entity(annotation: Any) -> type[Entity] | None:
+    """The entity class inside `Entity`, `tuple[Entity, ...]` or either with `| None`."""
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return cast(type[Entity], annotation)
+    for argument in get_args(annotation):
+        found = nested_entity(argument)
+        if found is not None:
+            return found
+    return None
 
 
 @cache
@@ -92,12 +107,12 @@ def _step_over(entity: type[Any]) -> Step:
     is_flexible = entity.__flexible__ and entity.__name__ != "RequestHeader"
     steps: list[Step] = []
     fixed = 0
-    tags: dict[int, None] = {}
+    tags: dict[int, Step] = {}
     for field in dataclasses.fields(entity):
-        if "tag" in field.metadata:
-            tags[field.metadata["tag"]] = None
-            continue
         size = _fixed_size(field)
+        if "tag" in field.metadata:
+            tags[field.metadata["tag"]] = _over_fixed(size) if size is not None else _over_tagged(field)
+            continue
         if size is not None:
             fixed += size
             continue
@@ -108,7 +123,7 @@ def _step_over(entity: type[Any]) -> Step:
     if fixed:
         steps.append(_over_fixed(fixed))
     if entity.__flexible__:
-        steps.append(_over_tags(frozenset(tags)))
+        steps.append(_over_tags(tags))
     if len(steps) == 1:
         return steps[0]
 
@@ -205,16 +220,22 @@ def _count(walk: Walk, at: int, is_flexible: bool, may_be_null: bool) -> tuple[i
         count, at = _INT32.unpack_from(walk.data, at)[0], at + 4
     if count < 0:
         if count < -1 or not may_be_null:
-            raise WireError(f"A request has an array of {count} entries.")
+            raise WireError(f"It has an array of {count} entries.")
         return 0, at
     # An entry is a byte at least. Said here, before anybody makes room for them.
     if count > len(walk.data) - at:
-        raise WireError(f"A request announces {count:,} entries and has {len(walk.data) - at:,} bytes left.")
+        raise WireError(f"It announces {count:,} entries and has {len(walk.data) - at:,} bytes left.")
     walk.take_entries(count)
     return count, at
 
 
-def _over_tags(known: frozenset[int]) -> Step:
+def _over_tagged(field: dataclasses.Field[Any]) -> Step:
+    """An entity behind a tag has no byte that tells whether it is there: the tag does."""
+    nested = nested_entity(field.type)
+    return _step_over(nested) if nested is not None and not _is_array(field) else _over_field(field, is_flexible=True)
+
+
+def _over_tags(known: Mapping[int, Step]) -> Step:
     def over(walk: Walk, at: int) -> int:
         data = walk.data
         if data[at] == 0:
@@ -224,27 +245,42 @@ def _over_tags(known: frozenset[int]) -> Step:
     return over
 
 
-def _over_tags_there(walk: Walk, begin: int, known: frozenset[int]) -> int:
+def _over_tags_there(walk: Walk, begin: int, known: Mapping[int, Step]) -> int:
     data = walk.data
     count, at = _varint(data, begin)
     if count > len(data) - at:
-        raise WireError(f"A request announces {count:,} tags and has {len(data) - at:,} bytes left.")
+        raise WireError(f"It announces {count:,} tags and has {len(data) - at:,} bytes left.")
     walk.take_entries(count)
     kept: dict[int, bytes] = {}
+    is_as_it_was = True
     for _ in range(count):
-        start = at
         tag, at = _varint(data, at)
         size, at = _varint(data, at)
-        at += size
         if tag in known:
-            kept[tag] = data[start:at]
-    if len(kept) < count:
+            content = Walk(bytes(data[at : at + size]), walk.entries_left)
+            if known[tag](content, 0) != size:
+                raise WireError("A tag does not have the size that it announces.")
+            walk.entries_left = content.entries_left
+            is_as_it_was &= not content.unknown_tags
+            fit = bytes(content.without_unknown_tags())
+            kept[tag] = _varint_bytes(tag) + _varint_bytes(len(fit)) + fit
+        at += size
+    if len(kept) < count or not is_as_it_was:
         # At most as many as the entity has tags, so that one byte is enough for the count.
         walk.unknown_tags.append((begin, at, bytes([len(kept)]) + b"".join(kept.values())))
     return at
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint_bytes(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _varint(data: Frame, at: int) -> tuple[int, int]:
     byte = data[at]
     if byte < 0x80:
         return byte, at + 1
@@ -254,4 +290,4 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
             return value, at + place + 1
-    raise WireError("A request has a length of more than five bytes.")
+    raise WireError("It has a length of more than five bytes.")
