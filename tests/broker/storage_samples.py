@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from semel.broker.storage.cleaner import plan_cleaning
 from semel.broker.storage.log_file import OpenFiles
 from semel.broker.storage.log_settings import LogSettings
 from semel.broker.storage.partition import Partition
@@ -87,3 +88,17 @@ def read_all(partition: Partition, *, bytes_max: int = 500, end_offset: int | No
 
 def values_of(partition: Partition) -> list[bytes | None]:
     return [read.value for read in read_all(partition)]
+
+
+def compact(partition: Partition, now_ms: int) -> bool:
+    """What the broker does in three steps, with others' work in between, at once; returns whether anything was done."""
+    if partition.settings.compacts and partition.has_unsynced_segments and partition.failure is None:
+        unsynced = partition.dirty_files()
+        if unsynced is not None:
+            unsynced.sync()
+            partition.mark_synced(unsynced)
+    cleaning = plan_cleaning(partition, now_ms)
+    if cleaning is None:
+        return False
+    cleaning.run()
+    return cleaning.finish()

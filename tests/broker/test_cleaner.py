@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from storage_samples import PATH, SMALL, make_batch, open_on, read_all
+from storage_samples import PATH, SMALL, compact, make_batch, open_on, read_all
 
-from semel.broker.storage.cleaner import compact, plan_cleaning
+from semel.broker.storage.cleaner import plan_cleaning
 from semel.broker.storage.failures import DamagedLog
 from semel.broker.storage.partition import Partition
 from semel.core.partition_log import AbortedTransaction

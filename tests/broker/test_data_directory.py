@@ -221,3 +221,12 @@ def test_damage_in_one_partition_leaves_the_others_at_work(tmp_path: Path) -> No
     sound.close()
     directory.close()
     assert log.read_bytes() == content
+
+
+def test_a_new_data_directory_and_its_parents_survive_a_power_cut() -> None:
+    """What is synced below a name that is not would be gone with it."""
+    for seed in range(20):
+        disk = SimulatedDisk()
+        DataDirectory("deep/down/data", disk).write_meta("topics", b"orders")
+        after = disk.reboot(power_cut=True, seed=seed)
+        assert DataDirectory("deep/down/data", after).read_meta("topics") == b"orders"

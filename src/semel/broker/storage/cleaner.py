@@ -196,20 +196,6 @@ def plan_cleaning(partition: Partition, now_ms: int, *, ignore_ratio: bool = Fal
     return Cleaning(partition, compaction, first_dirty, _group(partition, closed), now_ms)
 
 
-def compact(partition: Partition, now_ms: int) -> bool:
-    """All three steps at once; returns whether anything was compacted."""
-    if partition.settings.compacts and partition.has_unsynced_segments and partition.failure is None:
-        unsynced = partition.dirty_files()
-        if unsynced is not None:
-            unsynced.sync()
-            partition.mark_synced(unsynced)
-    cleaning = plan_cleaning(partition, now_ms)
-    if cleaning is None:
-        return False
-    cleaning.run()
-    return cleaning.finish()
-
-
 def _first_uncleanable(partition: Partition, now_ms: int) -> int:
     """The active segment, open transactions and records younger than min.compaction.lag.ms are left alone."""
     end_offset = min(partition.last_stable_offset, partition.active.base_offset)

@@ -393,12 +393,6 @@ class Partition:
 
     # Compaction, see cleaner.py
 
-    def compact(self, now_ms: int) -> bool:
-        """Compact the closed segments if the settings ask for it now; returns whether anything was done."""
-        from semel.broker.storage import cleaner  # it needs this class
-
-        return cleaner.compact(self, now_ms)
-
     def replace_segments(self, old: Sequence[Segment], successor: Segment) -> None:
         """Serve a compacted segment, whose log file has been put in place, instead of `old`."""
         first = self.segments.index(old[0])
