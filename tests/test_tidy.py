@@ -16,6 +16,7 @@ ORDER = [
     "errors",
     "processes",
     "pem_files",
+    "charts",
     "wire",
     "records",
     "core",

@@ -15,6 +15,7 @@ SECTIONS = {
     "records": "semel.bench.records",
     "client": "semel.bench.client",
     "broker": "semel.bench.broker",
+    "transactions": "semel.bench.transactions",
 }
 
 

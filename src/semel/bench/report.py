@@ -1,13 +1,18 @@
-"""What a bench section reports: rows of figures, and bars that must be cleared."""
+"""What a bench section reports: rows of figures, charts of them, and bars that must be cleared."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 from rich.console import Console
 from rich.table import Table
+
+from semel.charts import Axis, Series, line_chart, short_number
+
+_TEXT_BAR_CHARACTERS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,16 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
+class Chart:
+    """Figures as lines: what `line_chart` takes."""
+
+    title: str
+    series: tuple[Series, ...]
+    x: Axis
+    y: Axis
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """The outcome of one section. `columns` name the figures of each row, `timed` says what they are the time of."""
 
@@ -44,6 +59,7 @@ class Section:
     rows: tuple[Row, ...]
     bars: tuple[Bar, ...]
     notes: tuple[str, ...] = ()
+    charts: tuple[Chart, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -62,10 +78,40 @@ def print_sections(sections: Sequence[Section], console: Console) -> None:
         console.print(table)
         for note in section.notes:
             console.print(note, style="dim")
+        for chart in section.charts:
+            _print_chart(chart, console)
         for bar in section.bars:
             verdict = "[green]pass[/green]" if bar.passed else "[red]MISSED[/red]"
             limit = f"at {'most' if bar.at_most else 'least'} {bar.required:g}x asked for"
             console.print(f"{verdict}  {bar.name}: {_figure(bar.measured)}x, {limit}")
+
+
+def _print_chart(chart: Chart, console: Console) -> None:
+    """Bars of characters, each as long as its share of the largest figure."""
+    console.print(f"\n{chart.title}: {chart.y.label} by {chart.x.label}")
+    largest = max((y for series in chart.series for _, y in series.points), default=1.0)
+    for series in chart.series:
+        console.print(f"  {series.name}", style="bold")
+        for x, y in series.points:
+            bar = "█" * max(1, round(y / largest * _TEXT_BAR_CHARACTERS))
+            console.print(f"  {short_number(x):>6}  {bar} {short_number(y)}")
+
+
+def sections_as_page(sections: Sequence[Section]) -> str:
+    """The charts of all sections as a page for a browser."""
+    charts = [line_chart(one.title, one.series, x=one.x, y=one.y) for section in sections for one in section.charts]
+    title = f"semel bench {' '.join(section.name for section in sections if section.charts)}"
+    return "\n".join(
+        (
+            "<!doctype html>",
+            f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+            "<style>:root{color-scheme:light dark}body{max-width:760px;margin:2em auto;font-family:system-ui}</style>",
+            f"</head><body><h1>{escape(title)}</h1>",
+            *(f"<p>{escape(section.timed)}</p>" for section in sections if section.charts),
+            *charts,
+            "</body></html>\n",
+        )
+    )
 
 
 def sections_as_json(sections: Sequence[Section]) -> str:

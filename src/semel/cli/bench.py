@@ -1,26 +1,30 @@
-"""`semel bench [SECTION] [--json]`: measure, compare, and fail when a bar is missed."""
+"""`semel bench [SECTION] [--json] [--plot FILE]`: measure, compare, and fail when a bar is missed."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from semel.bench import run_sections
-from semel.bench.report import print_sections, sections_as_json
+from semel.bench.report import print_sections, sections_as_json, sections_as_page
 from semel.errors import ConfigError
 
 
 def bench(
     section: Annotated[str | None, typer.Argument(help="Which part to measure; all of them without it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a report for programs.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write the charts of the figures into this HTML file.")] = None,
 ) -> None:
     """Measure Semel beside other clients on this machine. Ends with 1 if a bar is missed."""
     try:
         sections = run_sections(section)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
+    if plot is not None:
+        plot.write_text(sections_as_page(sections), encoding="utf-8")
     if as_json:
         typer.echo(sections_as_json(sections))
     else:
