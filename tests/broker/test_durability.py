@@ -2,48 +2,67 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from pathlib import Path
 
+import pytest
+
+from semel.broker.durability import Durability, Fsync
+from semel.broker.storage.data_directory import DataDirectory
 from semel.broker.storage.disk import RealDisk
+from semel.broker.storage.log_settings import LogSettings
 from semel.client.admin import Admin
+from semel.client.fetcher import Fetcher
+from semel.client.partitions import TopicPartition
 from semel.client.producer import Producer
 from semel.testing.embedded import EmbeddedBroker
+from semel.testing.simulated_disk import SimulatedDisk
 
 TOPIC = "orders"
 
 
 class WatchedDisk(RealDisk):
-    """Notes which thread syncs, and can be slow."""
+    """Notes which thread syncs, and takes as long for it as the test's own time says."""
 
     def __init__(self) -> None:
-        self.delay_s = 0.0
-        self.threads: list[str] = []
+        self.sync_s = 0.0
+        self.now_s = 0.0
+        self.threads: list[threading.Thread] = []
 
     def sync(self, path: str) -> None:
-        self.threads.append(threading.current_thread().name)
-        time.sleep(self.delay_s)  # instead of a real sync, whose time is the machine's
-
-
-def commit(producer: Producer, count: int) -> None:
-    for _ in range(count):
-        with producer.transaction():
-            producer.send(TOPIC, b"value", partition=0)
+        self.threads.append(threading.current_thread())
+        self.now_s += self.sync_s
 
 
 def test_a_quick_disk_is_waited_for_in_place_and_a_slow_one_in_a_thread(tmp_path: Path) -> None:
     """Handing a sync over costs more than a quick one takes; a slow one must not keep other clients waiting."""
     disk = WatchedDisk()
-    with EmbeddedBroker(data=tmp_path / "data", disk=disk) as broker:
-        with Admin({"bootstrap.servers": broker.bootstrap}) as admin:
-            admin.create_topics(TOPIC, partitions=1)
-        with Producer(bootstrap_servers=broker.bootstrap, transactional_id="t") as producer:
-            commit(producer, 40)
-            assert not disk.threads[-1].startswith("semel-disk")
-            disk.delay_s = 0.005
-            commit(producer, 5)
-            assert disk.threads[-1].startswith("semel-disk")
+
+    async def sync(count: int) -> list[bool]:
+        """Whether each of these syncs was in place."""
+        disk.threads.clear()
+        for _ in range(count):
+            partition.append_records([(b"key", b"value")], now_ms=0)
+            await durability.wait_committed([partition])
+        return [thread is threading.current_thread() for thread in disk.threads]
+
+    async def run() -> None:
+        assert not (await sync(1))[0], "nobody knows yet how long it takes"
+        assert (await sync(60))[-1]
+        disk.sync_s = 0.005
+        assert not (await sync(5))[-1]
+        disk.sync_s = 0.0001
+        assert (await sync(60))[-1]
+        await durability.close()
+
+    durability = Durability(Fsync.COMMIT, lambda error: pytest.fail(str(error)), timer=lambda: disk.now_s)
+    directory = DataDirectory(str(tmp_path), disk)
+    partition = directory.open_partition(TOPIC, 0, LogSettings(), now_ms=0)
+    asyncio.run(run())
+    partition.close()
+    directory.close()
 
 
 def test_closed_segments_are_synced_though_nobody_waits_for_them(tmp_path: Path) -> None:
@@ -66,3 +85,29 @@ def test_closed_segments_are_synced_though_nobody_waits_for_them(tmp_path: Path)
             assert time.monotonic() < deadline, found
             time.sleep(0.02)
         assert found[1] > 0
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_what_a_committed_transaction_consumed_survives_a_power_cut_with_it(version: int) -> None:
+    """Or its position would stand behind the end of the log, and what comes there would never be consumed."""
+    for seed in range(10):
+        disk = SimulatedDisk()
+        with EmbeddedBroker(disk=disk, config={"transaction.version": str(version)}) as broker:
+            to = {"bootstrap.servers": broker.bootstrap}
+            with Admin(to) as admin:
+                admin.create_topics("in", partitions=2)
+                admin.create_topics("out", partitions=1)
+            with Producer(to) as plain, Producer(to, transactional_id="copier") as copier:
+                for number in range(3):
+                    plain.send("in", f"{number}".encode(), partition=number % 2)
+                plain.flush()
+                with copier.transaction():
+                    copier.send("out", b"copies", partition=0)
+                    copier.send_offsets({TopicPartition("in", 0): 2, TopicPartition("in", 1): 1}, "group")
+            broker.crash()
+            broker.restart(disk=disk.reboot(power_cut=True, seed=seed), power_was_cut=True)
+            with Fetcher(to) as fetcher:
+                fetcher.assign({("in", 0): "earliest", ("in", 1): "earliest"})
+                tables = list(fetcher.read_until(fetcher.end_offsets()))
+        values = [value for table in tables for value in table["value"].to_pylist()]
+        assert sorted(values) == [b"0", b"1", b"2"], f"seed {seed}"

@@ -114,6 +114,18 @@ def test_markers_of_one_partition_of_the_log_say_nothing_about_another() -> None
     assert offsets.has_pending("h")
 
 
+def test_positions_of_an_open_transaction_are_told_by_producer_and_partition_of_the_log() -> None:
+    """Until its marker; what others have pending is not among them."""
+    offsets = GroupOffsets()
+    for partition, producer_id, log_partition in ((0, 1, 5), (1, 1, 5), (2, 1, 6), (3, 2, 5)):
+        record = OffsetRecord("g", "t", partition, OffsetAndMetadata(1))
+        offsets.replay_offset(record, log_partition=log_partition, log_offset=0, producer_id=producer_id)
+    assert offsets.pending_positions(1, 5) == {("t", 0), ("t", 1)}
+    offsets.replay_marker(1, committed=True, log_partition=5)
+    assert offsets.pending_positions(1, 5) == set()
+    assert offsets.pending_positions(2, 5) == {("t", 3)}
+
+
 # Deleting
 
 

@@ -38,10 +38,18 @@ class Fsync(enum.Enum):
 class Durability:
     """Groups syncs: while one is under way, all who ask share the next."""
 
-    def __init__(self, mode: Fsync, on_failure: Callable[[Exception], None], *, in_thread: bool = True) -> None:
+    def __init__(
+        self,
+        mode: Fsync,
+        on_failure: Callable[[Exception], None],
+        *,
+        in_thread: bool = True,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """`in_thread=False` blocks the loop while the disk works: only a simulated disk is fast enough for that."""
         self.mode = mode
         self._in_thread = in_thread
+        self._timer = timer
         self._on_failure = on_failure
         self._waiting: dict[Partition, None] = {}  # in the order of asking: the same run is the same again
         self._next_round: asyncio.Future[None] | None = None
@@ -129,20 +137,19 @@ class Durability:
         if not unsynced:
             return
         if not self._in_thread or self._usual_s < _QUICK_S:
-            took_s = _sync_all(unsynced)
+            took_s = self._sync_all(unsynced)
         else:
-            took_s = await asyncio.get_running_loop().run_in_executor(self._threads(), _sync_all, unsynced)
+            took_s = await asyncio.get_running_loop().run_in_executor(self._threads(), self._sync_all, unsynced)
         self._usual_s += (took_s - self._usual_s) * _WEIGHT_OF_LAST
+
+    def _sync_all(self, unsynced: list[Unsynced]) -> float:
+        """Returns how many seconds it took."""
+        started = self._timer()
+        for one in unsynced:
+            one.sync()
+        return self._timer() - started
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="semel-disk")
         return self._executor
-
-
-def _sync_all(unsynced: list[Unsynced]) -> float:
-    """Returns how many seconds it took."""
-    started = time.perf_counter()
-    for one in unsynced:
-        one.sync()
-    return time.perf_counter() - started

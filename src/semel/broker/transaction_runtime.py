@@ -1,8 +1,8 @@
 """Carries out what the transaction coordinator decides: makes it durable, writes the markers, answers then.
 
-The order is what makes a commit atomic under any crash: first the records and offsets of the transaction are safe, then
-the decision is logged and safe, and only then are the markers written that show them to readers. Recovery finds either
-no decision, and the time-out aborts; or a decision, and its markers are written again.
+The order is what makes a commit atomic under any crash: first the records and offsets of the transaction are safe, and
+what it has consumed; then the decision is logged and safe; only then are the markers written that show it to readers.
+Recovery finds either no decision, and the time-out aborts; or a decision, and its markers are written again.
 """
 
 from __future__ import annotations
@@ -285,7 +285,9 @@ class TransactionRuntime:
         try:
             if record.status is TransactionStatus.PREPARE_COMMIT:
                 reach("before_data_sync")
-                await self._broker.durability.wait_committed(self._existing(record.partitions))
+                await self._broker.durability.wait_committed(
+                    self._existing(record.partitions | self._consumed_by(record))
+                )
                 reach("after_data_sync")
                 record = self._with_end_offsets(record)
             self._log(record)
@@ -300,6 +302,19 @@ class TransactionRuntime:
         if decision.refusal is not None:
             raise Refused(decision.refusal, f"{record.transactional_id!r} had an open transaction, now aborted")
         return decision.response
+
+    def _consumed_by(self, record: TransactionMetadata) -> set[TopicPartition]:
+        """Where the transaction moves positions.
+
+        Were records below them lost with the power, others would come in their places and never be consumed, and one
+        that its producer sends again would be consumed twice.
+        """
+        return {
+            where
+            for topic, index in record.partitions
+            if topic == CONSUMER_OFFSETS
+            for where in self._broker.groups.coordinator.offsets.pending_positions(record.producer_id, index)
+        }
 
     def _with_end_offsets(self, record: TransactionMetadata) -> TransactionMetadata:
         if self.coordinator.settings.transaction_version < FIRST_VERSION_WITH_TAGS:

@@ -106,6 +106,10 @@ class GroupOffsets:
         """All committed offsets of a group."""
         return {where: stored.value for where, stored in self._committed.get(group_id, {}).items()}
 
+    def pending_positions(self, producer_id: int, log_partition: int) -> set[TopicPartition]:
+        """Where a producer's open transaction would move positions, as far as one partition of the log tells."""
+        return {where for _, where in self._pending.get((log_partition, producer_id), {})}
+
     def has_pending(self, group_id: str) -> bool:
         """Whether an open transaction has offsets of this group."""
         return group_id in self._open
