@@ -48,15 +48,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_left_out(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)  # only parametrised tests have one
-    target = callspec.params.get("target") if callspec else None
+    params: Mapping[str, object] = callspec.params if callspec else {}
+    target, client = params.get("target"), params.get("client")
     if not isinstance(target, Target):
         return False
-    if any(not getattr(target, flag) for mark in item.iter_markers("needs") for flag in mark.args):
+    if _lacks_what_is_needed(item, target, params):
         return True
-    protocol = callspec.params.get("protocol") if callspec else None  # of transactions; of security it is a text
-    if isinstance(protocol, int) and protocol > target.transaction_protocol:
-        return True
-    client = callspec.params.get("client") if callspec else None
     if isinstance(client, Client) and (reason := client.left_out_on(target)):
         _REASONS.add(reason)
         return True
@@ -67,8 +64,9 @@ def _is_left_out(item: pytest.Item) -> bool:
 
 def _lacks_what_is_needed(item: pytest.Item, target: Target, params: Mapping[str, object]) -> bool:
     marks = (mark for mark in item.iter_markers("needs") if mark.kwargs.get("when") in (None, *params.values()))
-    lacks_flag = any(not getattr(target, flag) for mark in marks for flag in mark.args)
-    return lacks_flag or (params.get("protocol") == 2 and target.transaction_protocol < 2)
+    protocol = params.get("protocol")  # of transactions; of security it is a text
+    is_too_new = isinstance(protocol, int) and protocol > target.transaction_protocol
+    return is_too_new or any(not getattr(target, flag) for mark in marks for flag in mark.args)
 
 
 @pytest.fixture(scope="session", params=chosen_targets(), ids=lambda target: target.name)

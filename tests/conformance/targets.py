@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -15,6 +16,9 @@ from semel.errors import UnsupportedByBroker
 from semel.testing.apache_kafka import LATEST, OLD, OLDEST, ApacheKafka
 from semel.testing.apache_kafka import Protocol as SecurityProtocol
 from semel.testing.security import Security
+
+WHOLE = bool(os.environ.get("SEMEL_WHOLE"))
+"""Also what is left out to save time: other clients' groups on Apache Kafka, and the full number of messages there."""
 
 
 class KafkaUnderTest(Protocol):
@@ -76,6 +80,8 @@ class Target:
     completes_after_kill: bool = True
     """What was decided or timed out when the only broker was killed is ended at its next start. 4.3.0 sometimes calls
     it complete there without having written the markers: partitions that it has not taken up yet count as deleted."""
+    has_time: bool = WHOLE
+    """For tens of thousands of transactions through the whole client, every day."""
     has_metrics_page: bool = False
     """Its numbers can be read over HTTP. Apache Kafka has them in JMX, which only Java reads."""
     leaves_out: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -96,10 +102,9 @@ _GROUPS_ARE_THE_SAME = "its groups are those of another target, where they are t
 _COPIERS_ARE_NEWER = "the clients of today are tried on releases that are still in use"
 _WITH_WHOLE = "takes five minutes and tries Kafka against its own clients: SEMEL_WHOLE=1 does it"
 
-WHOLE = bool(os.environ.get("SEMEL_WHOLE"))
-"""Also what is left out to save time: other clients' groups on Apache Kafka, and the full number of messages there."""
-
 _UNLESS_WHOLE = {} if WHOLE else {"test_group_clients.py": _WITH_WHOLE}
+_RAW = tuple(sorted(path.name for path in Path(__file__).parent.glob("test_raw_*.py")))
+_RAW_UNLESS_WHOLE = {} if WHOLE else dict.fromkeys(_RAW, "its single requests are those of 3.9: SEMEL_WHOLE=1 does it")
 
 
 def _apache(version: str) -> dict[str, Any]:
@@ -122,7 +127,7 @@ def _embedded(transaction_version: int) -> dict[str, Any]:
 
 
 TARGETS = (
-    Target("embedded", 2, **_embedded(2)),
+    Target("embedded", 2, **_embedded(2), has_time=True),
     Target("embedded-1", 1, **_embedded(1), leaves_out={"test_group_clients.py": _GROUPS_ARE_THE_SAME}),
     Target("apache-4", 2, **_apache(LATEST), completes_after_kill=False, leaves_out=_UNLESS_WHOLE),
     Target("apache-3.9", 1, **_apache(OLD), has_consumer_groups=False, leaves_out=_UNLESS_WHOLE),
@@ -141,6 +146,7 @@ TARGETS = (
         leaves_out={
             **dict.fromkeys(("test_errors.py", "test_secure_listeners.py"), _NO_SECURE_LISTENERS),
             **dict.fromkeys(("test_copying_clients.py", "test_group_clients.py"), _COPIERS_ARE_NEWER),
+            **_RAW_UNLESS_WHOLE,
         },
     ),
 )

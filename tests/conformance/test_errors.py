@@ -9,6 +9,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import UnionType
+from typing import get_args
 
 import pyarrow as pa
 import pytest
@@ -40,7 +42,7 @@ SOON_S = 6.0
 NOBODY_LISTENS = "127.0.0.1:1"
 
 
-def failure_of(call: Callable[[], object], kind: type[SemelError], *words: str) -> SemelError:
+def failure_of(call: Callable[[], object], kind: type[SemelError] | UnionType, *words: str) -> SemelError:
     """The error of `call`, checked for all that every error a user meets must be."""
     started = time.monotonic()
     with pytest.raises(SemelError) as caught:
@@ -48,7 +50,7 @@ def failure_of(call: Callable[[], object], kind: type[SemelError], *words: str) 
     took_s = time.monotonic() - started
     error, text = caught.value, str(caught.value)
     print(f"{took_s:.1f} s: {type(error).__name__}: {text}")
-    assert type(error) is kind
+    assert type(error) in (get_args(kind) or (kind,))
     assert took_s < SOON_S
     for word in words:
         assert word in text
@@ -233,10 +235,14 @@ def test_unknown_authority_with_the_one_of_the_system(secure: SecureKafka) -> No
 
 @each_client
 def test_missing_client_certificate(client: Client, secure: SecureKafka) -> None:
-    """What the broker demands is named, with the two settings; with them the same client gets in."""
+    """What the broker demands is named, with the two settings; with them the same client gets in.
+
+    With TLS 1.3 the handshake is over for the client before the broker looks at its certificate. A broker that closes
+    at once can take its own alert back from the client's buffers, and then the client can only guess the reason.
+    """
     failure_of(
         client(secure.settings("SSL")),
-        AuthenticationFailed,
+        AuthenticationFailed | BrokerUnreachable,
         "client certificate",
         "nothing was sent",
         "ssl.certificate.location",

@@ -403,6 +403,7 @@ def test_a_delayed_end_of_one_transaction_cannot_end_the_next(kafka: KafkaUnderT
     assert values_of(kafka.bootstrap, topic) == [b"first"]
 
 
+@pytest.mark.needs("has_time")
 def test_an_exhausted_epoch_brings_a_new_producer_id(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """B7, A5: transactions go on over the end of the epochs, each record once."""
     topic = new_topic()
