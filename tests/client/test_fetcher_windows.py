@@ -64,6 +64,13 @@ def test_a_batch_that_lies_wholly_before_the_start_moves_nothing() -> None:
     assert (opened.next_offset, opened.visible) == (8, [])
 
 
+def test_what_an_answer_holds_twice_is_handed_out_once() -> None:
+    """A broker that begins again within an answer must not make a reader repeat."""
+    data = batch(0, 3) + batch(3, 2) + batch(0, 3) + batch(3, 2) + batch(5, 1)
+    assert offsets_in(data, Window(0)) == [0, 1, 2, 3, 4, 5]
+    assert offsets_in(data, Window(4)) == [4, 5]
+
+
 def test_batches_from_the_last_stable_offset_on_wait_for_the_next_fetch() -> None:
     """A batch that became stable after the broker took the number is left: no record lies beyond what is reported."""
     opened = open_records(batch(0, 5) + batch(5, 5), Window(0, last_stable_offset=5))

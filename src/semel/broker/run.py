@@ -13,7 +13,9 @@ import sys
 from typing import Final
 
 from semel.broker.descriptors import raise_limit
+from semel.broker.shifted_clock import shifted_clock
 from semel.broker.state import Broker, BrokerOptions
+from semel.broker.storage.limited_disk import limited_disk
 from semel.errors import SemelError
 
 READY: Final = "semel broker ready on "
@@ -46,7 +48,7 @@ async def _serve(options: BrokerOptions, metrics_port: int | None) -> int:
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop, 0)
     raise_limit()
-    broker = Broker(options, on_fatal=fatal)
+    broker = Broker(options, clock=shifted_clock(), disk=limited_disk(), on_fatal=fatal)
     await broker.start()
     metrics: asyncio.Server | None = None
     try:

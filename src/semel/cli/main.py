@@ -9,6 +9,7 @@ import typer
 
 from semel.cli.bench import bench
 from semel.cli.demo import demo
+from semel.cli.verify import verify
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 app.command()(bench)
 app.command()(demo)
+app.command()(verify)
 
 
 @app.command(

@@ -6,7 +6,8 @@
 ...     print(proxy.passages)
 
 Brokers tell clients their own addresses, so the proxy listens once for every broker and puts its own addresses into the
-answers that name brokers. It works with any client.
+answers that name brokers. It works with any client that speaks without TLS. More than cuts can be had from a subclass:
+see `semel.verify.faults.proxy`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kio.serial import entity_reader, entity_writer
 from semel.wire import Api
 
 _SIZE = struct.Struct(">i")
-_REQUEST_START = struct.Struct(">hhi")
+_REQUEST_START = struct.Struct(">hhih")
 _NAMING_BROKERS = (Api.METADATA, Api.FIND_COORDINATOR, Api.DESCRIBE_CLUSTER)
 
 
@@ -46,29 +47,47 @@ class Cut(Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Passage:
-    """One frame on its way; `index` counts all frames of the proxy."""
+    """One frame on its way; `index` counts all frames of the proxy, `connection` its connections."""
 
     index: int
     direction: Direction
     api_key: int
     api_version: int
     correlation_id: int
+    connection: int
+    client_id: str | None
+    """What the request says; an answer has that of its request."""
 
 
 Address = tuple[str, int]
 
 
+@dataclasses.dataclass(eq=False, slots=True)
+class Connection:
+    """A client's connection, and the proxy's own to the broker in its place."""
+
+    number: int
+    upstream: Address
+    client: socket.socket
+    broker: socket.socket
+    asked: dict[int, Passage] = dataclasses.field(default_factory=dict[int, Passage])
+    """The requests that wait for their answers, by correlation id."""
+
+
 class KafkaProxy:
     """Passes frames between clients and the brokers behind `bootstrap` until told to cut."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, *, keep_passages: bool = True) -> None:
         self.decide: Callable[[Passage], Cut | None] = lambda _: None
         self.passages: list[Passage] = []
+        self._keep_passages = keep_passages
         self._lock = threading.Lock()
         self._listeners: dict[Address, socket.socket] = {}
-        self._open_sockets: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
-        self._closing = False
+        self._connections: set[Connection] = set()
+        self._threads: set[threading.Thread] = set()
+        self._frame_count = 0
+        self._connection_count = 0
+        self._closing = threading.Event()
         self._upstream = [_parse(entry) for entry in bootstrap.split(",")]
 
     def __enter__(self) -> Self:
@@ -86,12 +105,15 @@ class KafkaProxy:
         return ",".join(f"127.0.0.1:{self._listen_for(address)}" for address in self._upstream)
 
     def close(self) -> None:
-        self._closing = True
+        self._closing.set()
         with self._lock:
-            sockets = [*self._listeners.values(), *self._open_sockets]
+            sockets = [*self._listeners.values()]
+            for connection in self._connections:
+                sockets += [connection.client, connection.broker]
+            threads = list(self._threads)
         for each in sockets:
-            _sever(each)
-        for thread in self._threads:
+            sever(each)
+        for thread in threads:
             thread.join(timeout=5)
 
     def _listen_for(self, upstream: Address) -> int:
@@ -105,63 +127,91 @@ class KafkaProxy:
         return listener.getsockname()[1]
 
     def _start(self, target: Callable[..., None], *arguments: Any) -> None:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
-        self._threads.append(thread)
+        """Run something in a thread that `close` waits for. With the lock held."""
+
+        def run() -> None:
+            try:
+                target(*arguments)
+            finally:
+                with self._lock:
+                    self._threads.discard(thread)
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads.add(thread)
         thread.start()
 
     def _accept(self, listener: socket.socket, upstream: Address) -> None:
-        while not self._closing:
+        while not self._closing.is_set():
             try:
                 client, _ = listener.accept()
             except OSError:
                 return  # closed
             try:
-                broker = socket.create_connection(upstream, timeout=10)
+                broker = connect(upstream)
             except OSError:
                 client.close()
                 continue
-            broker.settimeout(None)
+            for each in (client, broker):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
-                self._open_sockets |= {client, broker}
-            asked: dict[int, tuple[int, int]] = {}
-            self._start(self._pump, Direction.REQUEST, client, broker, asked)
-            self._start(self._pump, Direction.RESPONSE, broker, client, asked)
+                if self._closing.is_set():
+                    sever(client)
+                    sever(broker)
+                    return
+                self._connection_count += 1
+                connection = Connection(self._connection_count, upstream, client, broker)
+                self._connections.add(connection)
+                self._start(self._pump, Direction.REQUEST, connection)
+                self._start(self._pump, Direction.RESPONSE, connection)
 
-    def _pump(
-        self,
-        direction: Direction,
-        source: socket.socket,
-        sink: socket.socket,
-        asked: dict[int, tuple[int, int]],
-    ) -> None:
+    def _pump(self, direction: Direction, connection: Connection) -> None:
+        source, sink = connection.client, connection.broker
+        if direction is Direction.RESPONSE:
+            source, sink = sink, source
         try:
-            while (frame := _read_frame(source)) is not None:
-                passage = self._note(direction, frame, asked)
-                cut = self.decide(passage)
-                if cut is not Cut.BEFORE:
+            while (frame := read_frame(source)) is not None:
+                passage = self._note(direction, frame, connection)
+
+                def deliver(passage: Passage = passage, frame: bytes = frame) -> None:
                     if direction is Direction.RESPONSE:
                         frame = self._with_own_addresses(passage, frame)
                     sink.sendall(_SIZE.pack(len(frame)) + frame)
-                if cut is not None:
+
+                if not self._treat(connection, passage, frame, deliver):
                     return
         except OSError:
             return  # the other side is gone, and with it this connection
         finally:
-            _sever(source)
-            _sever(sink)
+            sever(source)
+            sever(sink)
             with self._lock:
-                self._open_sockets -= {source, sink}
+                self._connections.discard(connection)
 
-    def _note(self, direction: Direction, frame: bytes, asked: dict[int, tuple[int, int]]) -> Passage:
+    def _treat(self, connection: Connection, passage: Passage, frame: bytes, deliver: Callable[[], None]) -> bool:
+        """Let the frame go on by `deliver`, or not; False ends the connection. What waits here holds up its followers.
+
+        It runs in the thread of the connection's direction.
+        """
+        cut = self.decide(passage)
+        if cut is not Cut.BEFORE:
+            deliver()
+        return cut is None
+
+    def _note(self, direction: Direction, frame: bytes, connection: Connection) -> Passage:
         with self._lock:
+            index, self._frame_count = self._frame_count, self._frame_count + 1
             if direction is Direction.REQUEST:
-                api_key, version, correlation_id = _REQUEST_START.unpack_from(frame)
-                asked[correlation_id] = (api_key, version)
+                api_key, version, correlation_id, size = _REQUEST_START.unpack_from(frame)
+                at = _REQUEST_START.size
+                client_id = None if size < 0 else frame[at : at + size].decode(errors="replace")
+                passage = Passage(index, direction, api_key, version, correlation_id, connection.number, client_id)
+                connection.asked[correlation_id] = passage
             else:
                 (correlation_id,) = _SIZE.unpack_from(frame)
-                api_key, version = asked.pop(correlation_id)
-            passage = Passage(len(self.passages), direction, api_key, version, correlation_id)
-            self.passages.append(passage)
+                request = connection.asked.pop(correlation_id)
+                passage = dataclasses.replace(request, index=index, direction=direction)
+            if self._keep_passages:
+                self.passages.append(passage)
             return passage
 
     def _with_own_addresses(self, passage: Passage, frame: bytes) -> bytes:
@@ -186,12 +236,23 @@ class KafkaProxy:
         return entity
 
 
+def connect(upstream: Address) -> socket.socket:
+    """A connection to a broker."""
+    broker = socket.create_connection(upstream, timeout=10)
+    if broker.getsockname() == broker.getpeername():
+        # Nobody listens there now, and by chance the system chose that very port for this end.
+        broker.close()
+        raise ConnectionRefusedError(f"no broker at {upstream}")
+    broker.settimeout(None)
+    return broker
+
+
 def _parse(entry: str) -> Address:
     host, _, port = entry.strip().rpartition(":")
     return host, int(port)
 
 
-def _read_frame(source: socket.socket) -> bytes | None:
+def read_frame(source: socket.socket) -> bytes | None:
     """A whole frame, or None at the end of the stream."""
     prefix = _read_exactly(source, 4)
     return None if prefix is None else _read_exactly(source, _SIZE.unpack(prefix)[0])
@@ -207,7 +268,7 @@ def _read_exactly(source: socket.socket, size: int) -> bytes | None:
     return bytes(buffer)
 
 
-def _sever(each: socket.socket) -> None:
+def sever(each: socket.socket) -> None:
     with suppress(OSError):  # already gone
         each.shutdown(socket.SHUT_RDWR)
     each.close()

@@ -1,0 +1,1 @@
+"""Kafka's client libraries behind one small face, for the workloads of a verification."""

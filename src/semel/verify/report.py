@@ -1,0 +1,238 @@
+"""The report of a run as one HTML page: the verdict, what happened when, what was checked, and the evidence.
+
+It is made from what the run left in its folder, so that it can be made again: `run.json`, `verdict.json`,
+`faults.jsonl`, `manifest.json` and the rows. The page needs no script and nothing from anywhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from semel.charts import COLOURS, Axis, Series, Span, line_chart, short_number
+from semel.verify.anomalies import ANOMALIES, TOLERATED, definition
+from semel.verify.history import History
+from semel.verify.timeline import Counts, Figures, Timeline, timeline_of
+
+REPORT_NAME: Final = "report.html"
+_FAULTS_LISTED_MAX: Final = 400
+
+_STYLE: Final = """
+:root { color-scheme: light dark; --line: color-mix(in srgb, currentColor 15%, transparent);
+        --good: #2e8b57; --bad: #c0392b; --dim: color-mix(in srgb, currentColor 60%, transparent); }
+body { max-width: 860px; margin: 2rem auto; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
+.dim { color: var(--dim); } .good { color: var(--good); } .bad { color: var(--bad); }
+.verdict { border-left: 6px solid; padding: .6rem 1rem; margin: 1.2rem 0; font-size: 1.1rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: .8rem; }
+.tiles div { border: 1px solid var(--line); border-radius: 8px; padding: .6rem .8rem; }
+.tiles b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+td, th { text-align: left; padding: .3rem .6rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td.number, th.number { text-align: right; }
+pre { overflow-x: auto; padding: .8rem; border: 1px solid var(--line); border-radius: 8px; font-size: 12.5px; }
+details summary { cursor: pointer; } svg { width: 100%; height: auto; }
+"""
+
+
+def write_report(folder: Path) -> Path:
+    """Make the page from a run's folder; returns where it is."""
+    run = json.loads((folder / "run.json").read_text())
+    verdict = json.loads((folder / "verdict.json").read_text())
+    faults_path = folder / "faults.jsonl"
+    faults = [json.loads(line) for line in faults_path.read_text().splitlines()] if faults_path.exists() else []
+    page = render(run, verdict, faults, timeline_of(History.in_folder(folder)))
+    path = folder / REPORT_NAME
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def render(
+    run: Mapping[str, Any], verdict: Mapping[str, Any], faults: Sequence[Mapping[str, Any]], timeline: Timeline
+) -> str:
+    """The page. `run` has what the run was asked for: workload, client, target, seed, command, and notes."""
+    title = f"{run['workload']} with {run['client']} on {run['target']}"
+    done = [fault for fault in faults if fault.get("outcome") == "done"]
+    return "\n".join(
+        (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>semel verify: {escape(title)}</title><style>{_STYLE}</style></head><body>",
+            f"<h1>{escape(title)}</h1>",
+            f'<p class="dim">seed {run["seed"]}, {timeline.seconds:,} seconds, {escape(str(run.get("began", "")))}</p>',
+            *_verdict(verdict),
+            *_tiles(timeline, done),
+            *_charts(timeline, done),
+            *_faults(done, run, timeline),
+            *_checks(verdict),
+            *_witnesses(verdict),
+            *_again(run),
+            "</body></html>\n",
+        )
+    )
+
+
+def _verdict(verdict: Mapping[str, Any]) -> Iterator[str]:
+    checked = ", ".join(f"{count:,} {escape(name)}" for name, count in verdict["checked"].items())
+    broken = [one for one in verdict["anomalies"] if one["count"] and not one["tolerated"]]
+    if verdict["is_clean"]:
+        text = f"<b>Exactly once.</b> Nothing was lost, repeated, torn or read too early: {checked}."
+        yield f'<div class="verdict good">{text}</div>'
+    else:
+        names = ", ".join(f"{one['count']:,} of {escape(_words(one['name']))}" for one in broken)
+        yield f'<div class="verdict bad"><b>Not exactly once:</b> {names}. Checked: {checked}.</div>'
+
+
+def _tiles(timeline: Timeline, done: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    totals = timeline.totals
+    tiles = {
+        "records sent": totals["sent"],
+        "transactions committed": totals["committed"],
+        "aborted": totals["aborted"],
+        "of unknown outcome": totals["unknown"],
+        "records read": totals["read"],
+        "faults": len(done),
+    }
+    yield '<div class="tiles">'
+    for name, count in tiles.items():
+        yield f"<div><b>{count:,}</b>{name}</div>"
+    yield f"<div><b>{short_number(totals['sent'] / timeline.seconds)}/s</b>sent on average</div></div>"
+
+
+def _charts(timeline: Timeline, done: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    spans = _spans(timeline, done)
+    seconds = Axis("seconds")
+    yield "<h2>What happened when</h2>"
+    yield '<p class="dim">Shaded: faults, coloured by kind. Point at one to see what it was.</p>'
+    yield line_chart(
+        "Records",
+        [Series("sent", _per_second(timeline.sent)), Series("read", _per_second(timeline.read))],
+        x=seconds,
+        y=Axis("a second"),
+        spans=spans,
+    )
+    yield line_chart(
+        "Transactions",
+        [
+            Series("committed", _per_second(timeline.committed)),
+            Series("aborted", _per_second(timeline.aborted)),
+            Series("unknown", _per_second(timeline.unknown)),
+        ],
+        x=seconds,
+        y=Axis("a second"),
+        spans=spans,
+    )
+    yield line_chart(
+        "How long a commit takes",
+        [Series("p50", _known(timeline.commit_p50_ms)), Series("p99", _known(timeline.commit_p99_ms))],
+        x=seconds,
+        y=Axis("ms", is_logarithmic=True),
+        spans=spans,
+    )
+    if not np.isnan(timeline.unstable_records).all():
+        yield line_chart(
+            "What readers of committed records have to wait for (high watermark - last stable offset)",
+            [Series("offsets", _known(timeline.unstable_records))],
+            x=seconds,
+            y=Axis("offsets, all partitions"),
+            spans=spans,
+        )
+
+
+def _per_second(counts: Counts) -> list[tuple[float, float]]:
+    return [(float(second), float(count)) for second, count in enumerate(counts.tolist())]
+
+
+def _known(figures: Figures) -> list[tuple[float, float]]:
+    return [(float(second), figure) for second, figure in enumerate(figures.tolist()) if not np.isnan(figure)]
+
+
+def _spans(timeline: Timeline, done: Sequence[Mapping[str, Any]]) -> list[Span]:
+    kinds = sorted({fault["kind"] for fault in done})
+    colours = {kind: COLOURS[number % len(COLOURS)] for number, kind in enumerate(kinds)}
+    return [
+        Span(
+            timeline.at_second(fault["begin_ns"]),
+            timeline.at_second(fault["end_ns"]),
+            f"{fault['kind']}: {_details(fault)}",
+            colours[fault["kind"]],
+        )
+        for fault in done
+    ]
+
+
+def _faults(done: Sequence[Mapping[str, Any]], run: Mapping[str, Any], timeline: Timeline) -> Iterator[str]:
+    yield "<h2>Faults</h2>"
+    if not done:
+        yield "<p>None: this run shows the pipeline in good weather.</p>"
+    counts = Counter(fault["kind"] for fault in done)
+    yield f"<p>{', '.join(f'{count:,} &times; {escape(kind)}' for kind, count in counts.most_common())}</p>"
+    for kind, reason in dict(run.get("left_out", {})).items():
+        yield f'<p class="dim">Left out: {escape(kind)}, because {escape(reason)}</p>'
+    if done:
+        yield "<details><summary>All of them</summary><table><tr><th>at</th><th>for</th><th>what</th></tr>"
+        for fault in done[:_FAULTS_LISTED_MAX]:
+            began, ended = timeline.at_second(fault["begin_ns"]), timeline.at_second(fault["end_ns"])
+            yield (
+                f"<tr><td>{began:.1f} s</td><td>{ended - began:.1f} s</td>"
+                f"<td>{escape(fault['kind'])} {escape(_details(fault))}</td></tr>"
+            )
+        yield "</table>"
+        if len(done) > _FAULTS_LISTED_MAX:
+            yield f"<p>and {len(done) - _FAULTS_LISTED_MAX:,} more, in faults.jsonl</p>"
+        yield "</details>"
+
+
+def _details(fault: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in fault.get("details", {}).items() if value is not None)
+
+
+def _checks(verdict: Mapping[str, Any]) -> Iterator[str]:
+    yield "<h2>What was checked</h2><table>"
+    yield '<tr><th></th><th>anomaly</th><th class="number">found</th><th>what it is</th></tr>'
+    counts = {one["name"]: one["count"] for one in verdict["anomalies"]}
+    for anomaly in ANOMALIES:
+        name = anomaly.__name__
+        count, reason = counts.get(name, 0), TOLERATED.get(name)
+        mark, style = ("&#10003;", "good") if not count else ("~", "dim") if reason else ("&#10007;", "bad")
+        tolerated = f' <span class="dim">Tolerated: {escape(reason)}</span>' if reason else ""
+        yield (
+            f'<tr><td class="{style}">{mark}</td><td>{escape(_words(name))}</td>'
+            f'<td class="number">{count:,}</td><td>{escape(definition(anomaly))}{tolerated}</td></tr>'
+        )
+    yield "</table>"
+
+
+def _witnesses(verdict: Mapping[str, Any]) -> Iterator[str]:
+    found = [one for one in verdict["anomalies"] if one["witnesses"]]
+    if not found:
+        return
+    yield "<h2>Evidence</h2>"
+    for one in found:
+        shown = len(one["witnesses"])
+        yield f"<h3>{escape(_words(one['name']))}</h3><p class='dim'>{shown:,} of {one['count']:,}</p>"
+        for witness in one["witnesses"]:
+            text = "\n".join(witness["lines"])
+            yield f"<pre>{escape(text)}</pre>"
+            if witness["rows"]:
+                yield "<details><summary>The rows of the history</summary><pre>"
+                yield from (escape(json.dumps(row)) for row in witness["rows"])
+                yield "</pre></details>"
+
+
+def _again(run: Mapping[str, Any]) -> Iterator[str]:
+    yield f"<h2>The same again</h2><pre>{escape(run['command'])}</pre>"
+    versions = ", ".join(f"{name} {version}" for name, version in run.get("versions", {}).items())
+    yield f'<p class="dim">{escape(versions)}</p>'
+    for note in run.get("notes", ()):
+        yield f'<p class="dim">{escape(note)}</p>'
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

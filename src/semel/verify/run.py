@@ -1,0 +1,300 @@
+"""A whole run of `semel verify`: start everything, let the faults come, bring it to rest, and judge what was left."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from semel.client.admin import Admin
+from semel.errors import ConfigError, InvalidState, SemelError
+from semel.verify.checker import check
+from semel.verify.clients.libraries import find_library
+from semel.verify.faults.driver import Driver
+from semel.verify.faults.kinds import Chosen, choose_kinds
+from semel.verify.faults.plan import FaultPlan, Worker, make_plan
+from semel.verify.faults.proxy import FaultProxy
+from semel.verify.faults.targets import Target, parse_target
+from semel.verify.history import History, Process
+from semel.verify.judge import Judge
+from semel.verify.report import write_report
+from semel.verify.supervisor import Supervisor
+from semel.verify.verdict import Verdict
+from semel.verify.workloads.options import Options
+from semel.verify.workloads.registry import make_workload
+from semel.verify.workloads.workload import Plan, WorkerPlan
+
+_BEGIN_S: Final = 120.0
+_TEND_S: Final = 0.2
+_LOOK_S: Final = 1.0
+_DRAIN_S: Final = 180.0
+_SETTLE_S: Final = 30.0
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What the user asks for. The same settings bring the same workload and the same plan of faults."""
+
+    folder: Path
+    target: str = "embedded"
+    workload: str = "copier"
+    client: str = "semel"
+    faults: str | None = None
+    """As of `choose_kinds`; None for all that the target can have."""
+    seed: int = 0
+    time_s: float = 60.0
+    options: Options = field(default_factory=Options)
+    transaction_version: int | None = None
+    replay: Path | None = None
+    """A plan or a record of faults to be carried out instead of one made from the seed."""
+
+    def command(self) -> str:
+        """What runs it again."""
+        words = ["semel", "verify", "--target", self.target, "--workload", self.workload, "--client", self.client]
+        words += ["--seed", str(self.seed), "--time", f"{self.time_s:g}s"]
+        if self.faults is not None:
+            words += ["--faults", self.faults]
+        if self.transaction_version is not None:
+            words += ["--transaction-version", str(self.transaction_version)]
+        plain = Options()
+        for name, value in vars(self.options).items():
+            if value != getattr(plain, name):
+                words += ["--option", f"{name}={value}"]
+        return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How a run stands."""
+
+    stage: str
+    elapsed_s: float
+    lives: int = 0
+    faults_done: int = 0
+    faults_planned: int = 0
+    unstable: int | None = None
+    """Offsets that readers of committed records cannot have yet; None while no broker answers."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run ends with."""
+
+    verdict: Verdict
+    folder: Path
+    report: Path
+
+
+Watch = Callable[[Progress], None]
+
+
+def run(settings: RunSettings, watch: Watch = lambda _: None) -> Finished:
+    """Carry out a run. Raises a SemelError if it could not be brought to its end: then there is no verdict."""
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    if any(settings.folder.iterdir()):
+        raise ConfigError(f"{settings.folder} is not empty, and a run begins with a folder of its own: name another.")
+    find_library(settings.client)
+    target = parse_target(
+        settings.target, folder=settings.folder / "broker", transaction_version=settings.transaction_version
+    )
+    chosen = choose_kinds(settings.faults, target.impossible)
+    workload = make_workload(settings.workload, f"verify-{time.time_ns():x}", settings.options)
+    plan = workload.plan(settings.client)
+    with target, FaultProxy(target.bootstrap) as proxy:
+        return _Run(settings, target, proxy, plan, chosen, watch).carry_out()
+
+
+class _Run:
+    def __init__(
+        self, settings: RunSettings, target: Target, proxy: FaultProxy, plan: Plan, chosen: Chosen, watch: Watch
+    ) -> None:
+        self._settings = settings
+        self._target = target
+        self._plan = plan
+        self._watch = watch
+        self._began = time.monotonic()
+        self._began_at = datetime.now(UTC)
+        self._folder = settings.folder
+        self._manifest = plan.manifest()
+        self._manifest.processes.append(Process(0, "judge", "judge"))
+        self._faults = self._plan_faults(chosen)
+        self._judge = Judge(
+            self._folder / "0.rows", number=0, bootstrap=target.bootstrap, partitions=self._manifest.partitions
+        )
+        self._supervisor = Supervisor(
+            plan,
+            self._manifest,
+            folder=self._folder,
+            bootstrap=proxy.bootstrap,
+            seed=settings.seed,
+            settings={},
+        )
+        self._driver = Driver(
+            self._faults, target, record_path=self._folder / "faults.jsonl", proxy=proxy, workers=self._supervisor
+        )
+
+    def _plan_faults(self, chosen: Chosen) -> FaultPlan:
+        settings, options = self._settings, self._settings.options
+        names = {worker: f"{self._plan.workload.prefix}-{worker.name}" for worker in self._plan.workers}
+        workers = [
+            Worker(worker.name, transactional_ids=(name,) if self._is_transactional(worker) else (), client_id=name)
+            for worker, name in names.items()
+        ]
+        longest_ms = max(options.transaction_timeout_ms, options.session_timeout_ms)
+        if settings.replay is None:
+            cast = self._target.cast(workers, longest_timeout_ms=longest_ms)
+            return make_plan(settings.seed, chosen.rates, int(settings.time_s * 1000), cast, left_out=chosen.left_out)
+        text = settings.replay.read_text()
+        if settings.replay.suffix == ".jsonl":
+            return FaultPlan.from_records(text.splitlines(), seed=settings.seed)
+        return FaultPlan.from_json(text)
+
+    def _is_transactional(self, worker: WorkerPlan) -> bool:
+        kind = worker.role.kind
+        return kind == "worker" or (kind == "source" and self._settings.options.writing == "transactions")
+
+    # The course of a run.
+
+    def carry_out(self) -> Finished:
+        (self._folder / "plan.json").write_text(self._faults.to_json())
+        self._create_topics()
+        try:
+            self._supervisor.start_all()
+            self._wait_for_work()
+            self._driver.start()
+            self._live()
+            self._driver.stop()
+            self._driver.raise_failure()
+            self._come_to_rest()
+        finally:
+            self._driver.stop()
+            self._supervisor.kill_all()
+            self._manifest.save(self._folder / "manifest.json")
+        self._look_at_the_end()
+        return self._judge_history()
+
+    def _create_topics(self) -> None:
+        self._tell("creating topics")
+        with Admin({"bootstrap.servers": self._target.bootstrap}) as admin:
+            for topic, partitions in self._plan.topics.items():
+                admin.create_topics(topic, partitions=partitions, replication=self._settings.options.replication)
+
+    def _wait_for_work(self) -> None:
+        """Time counts from when everybody is at work: on a busy machine it takes seconds to load a client library."""
+        deadline = time.monotonic() + _BEGIN_S
+        files = [self._folder / f"{process.number}.rows" for process in self._manifest.processes[1:]]
+        while not all(file.exists() and file.stat().st_size for file in files):
+            self._tell("waiting for the workers")
+            self._supervisor.tend()
+            if time.monotonic() > deadline:
+                raise InvalidState(
+                    f"Not every worker began to work within {_BEGIN_S:g} s: see the logs in {self._folder}."
+                )
+            time.sleep(_TEND_S)
+
+    def _live(self) -> None:
+        until = time.monotonic() + self._settings.time_s
+        look_at = time.monotonic()
+        unstable: int | None = None
+        while time.monotonic() < until:
+            self._supervisor.tend()
+            self._driver.raise_failure()
+            if time.monotonic() >= look_at:
+                unstable = self._judge.look(timeout_ms=1_000)
+                look_at = time.monotonic() + _LOOK_S
+                self._tell("under faults" if self._faults.faults else "running", unstable)
+            time.sleep(_TEND_S)
+
+    def _come_to_rest(self) -> None:
+        """No more faults. First the sources end, then, when nothing is left to do, the workers, then the readers."""
+        self._tell("stopping the sources")
+        self._supervisor.stop(["source"])
+        deadline = time.monotonic() + _DRAIN_S
+        while self._has_backlog():
+            self._supervisor.tend()
+            if time.monotonic() > deadline:
+                break  # the checker finds what is missing, and says so with evidence
+            self._tell("draining", self._judge.look())
+            time.sleep(_TEND_S)
+        self._tell("stopping the workers")
+        self._supervisor.stop(["worker"])
+        self._tell("waiting for open transactions")
+        self._judge.wait_stable(self._settings.options.transaction_timeout_ms / 1000 + _SETTLE_S)
+        self._supervisor.stop(["reader"])
+
+    def _has_backlog(self) -> bool:
+        try:
+            return self._plan.workload.has_backlog({"bootstrap.servers": self._target.bootstrap})
+        except SemelError:
+            return True  # what is not known yet is looked at again
+
+    def _look_at_the_end(self) -> None:
+        self._tell("reading everything")
+        try:
+            self._judge.wait_stable(_SETTLE_S)
+            self._judge.read_all()
+        finally:
+            self._judge.close()
+
+    def _judge_history(self) -> Finished:
+        self._tell("checking")
+        verdict = check(History.in_folder(self._folder))
+        (self._folder / "verdict.json").write_text(verdict.to_json())
+        (self._folder / "run.json").write_text(json.dumps(self._facts(), indent=1))
+        self._tell("writing the report")
+        return Finished(verdict, self._folder, write_report(self._folder))
+
+    def _facts(self) -> Mapping[str, Any]:
+        settings = self._settings
+        return {
+            "workload": settings.workload,
+            "client": settings.client,
+            "target": self._target.name if settings.target in ("embedded", "kafka") else settings.target,
+            "seed": settings.seed,
+            "time_s": settings.time_s,
+            "began": self._began_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
+            "command": settings.command(),
+            "lives": self._supervisor.lives,
+            "fenced": self._supervisor.fenced,
+            "left_out": {one.kind.value: one.reason for one in self._faults.left_out},
+            "versions": _versions(settings.client),
+            "notes": [
+                f"{library}: no {gap.feature}, {gap.reason}; {gap.instead}" for library, gap in self._plan.gaps()
+            ],
+        }
+
+    def _tell(self, stage: str, unstable: int | None = None) -> None:
+        self._watch(
+            Progress(
+                stage=stage,
+                elapsed_s=time.monotonic() - self._began,
+                lives=self._supervisor.lives,
+                faults_done=sum(record.outcome == "done" for record in list(self._driver.records)),
+                faults_planned=len(self._faults.faults),
+                unstable=unstable,
+            )
+        )
+
+
+def _versions(client: str) -> dict[str, str]:
+    found = {"Python": sys.version.split()[0]}
+    for name in dict.fromkeys(("semel", client)):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def ensure_verdict(finished: Finished) -> Verdict:
+    """A verdict over nothing is none: a run in which nobody could work must not look like a success."""
+    if not finished.verdict.checked.get("records"):
+        raise InvalidState(f"No record was written in this run, so there is nothing to judge: see {finished.folder}.")
+    return finished.verdict

@@ -1,0 +1,1 @@
+"""Workloads of a verification: what is asked of a pipeline, and the processes that ask it."""
