@@ -82,13 +82,15 @@ def the_judge_misses_a_record(rows: Rows, manifest: Manifest, rng: random.Random
         at
         for at in reads
         if is_told_committed(rows, at)
-        # The next row of the judge in that partition, written by the same process, so that something is behind it.
-        and any(
-            (rows[["partition", "writer"]][later] == rows[["partition", "writer"]][at]) and later > at
-            for later in reads
-        )
+        # Something was read behind it, and its own place is known: without that it would only be unseen.
+        and any(rows["partition"][later] == rows["partition"][at] and later > at for later in reads)
         and manifest.partitions[rows["partition"][at]][0] == "orders"
-        and (same_record(rows, at) & (rows["act"] == Act.SEND))[rows["partition"] >= 0].any()
+        and (
+            same_record(rows, at)
+            & (rows["act"] == Act.SEND)
+            & (rows["process"] == rows["writer"][at])
+            & (rows["offset"] >= 0)
+        ).any()
     ]
     at = pick(rng, chosen)
     return None if at is None else without(rows, at)

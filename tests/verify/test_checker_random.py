@@ -65,7 +65,7 @@ def test_a_scrambled_history_is_judged_as_the_slow_checker_does(rng: random.Rand
         counts = check(damaged, witnesses_max=1).counts
         assert counts == SlowChecker(damaged).run(), f"seed {seed}"
         found.update(counts.keys())
-    assert len(found) > 5, found
+    assert len(found) >= 3, found
 
 
 def test_the_same_history_gives_the_same_verdict(rng: random.Random) -> None:
