@@ -42,6 +42,7 @@ class Scenario:
         self._chance = random.Random(seed)
         self._sequences: dict[int, int] = {}
         self._open: set[int] = set()
+        self._asked_to_delete_to = 0
         self._partition: Partition | None = None
 
     def run(self, steps: int) -> None:
@@ -112,13 +113,15 @@ class Scenario:
 
     def _delete(self) -> None:
         offset = self._chance.randrange(self.partition.log_start_offset, self.partition.high_watermark + 1)
+        self._asked_to_delete_to = max(offset, self._asked_to_delete_to)
         self.promises.trying_to_delete_to = max(offset, self.promises.trying_to_delete_to)
         self.promises.deleted_to = self.partition.delete_records(offset)
 
     def _retention(self) -> None:
         self.promises.trying_to_delete_to = self.partition.log_end_offset
         self.partition.apply_retention(0)
-        self.promises.trying_to_delete_to = self.partition.log_start_offset  # no promise: a power cut may bring it back
+        # No promise: a power cut may bring it back. A deletion that failed may have reached the disk all the same.
+        self.promises.trying_to_delete_to = max(self._asked_to_delete_to, self.partition.log_start_offset)
 
 
 def check(disk: SimulatedDisk, promises: Promises, *, power_cut: bool, settings: LogSettings = SETTINGS) -> None:

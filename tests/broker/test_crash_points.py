@@ -6,7 +6,7 @@ import errno
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from storage_samples import PATH, open_on, put, values_of
 from storage_scenario import SETTINGS, Scenario, check
@@ -56,6 +56,7 @@ def test_a_crash_during_recovery_does_no_harm() -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 60), st.sampled_from([errno.EIO, errno.ENOSPC, errno.EACCES]))
+@example(85, 38, errno.EIO)
 def test_an_operation_that_fails_at_any_time_loses_nothing_acknowledged(seed: int, fail_at: int, code: int) -> None:
     """A disk error is told to whoever asked; after a restart everything acknowledged is there."""
     disk = SimulatedDisk(fail_at={fail_at + 5: code})  # the scenario's own operations and the first segment come before

@@ -160,7 +160,8 @@ def _over_field(field: dataclasses.Field[Any], is_flexible: bool) -> Step:
             return _over_numbers(_FIXED_BYTES[kind], is_flexible, may_be_null)
         return _over_array(_over_text_or_bytes(kind, is_flexible), is_flexible, may_be_null)
     if nested is not None:
-        return _over_optional(_step_over(nested))
+        step = _step_over(nested)
+        return _over_optional(step) if "None" in str(field.type) else step
     return _over_text_or_bytes(kind, is_flexible)
 
 
@@ -185,7 +186,7 @@ def _over_bytes(walk: Walk, at: int) -> int:
 
 
 def _over_optional(step: Step) -> Step:
-    """A byte tells whether the entity follows."""
+    """A byte tells whether the entity, which may be null, follows."""
 
     def over(walk: Walk, at: int) -> int:
         is_there = walk.data[at] < 0x80
