@@ -103,7 +103,7 @@ _COPIERS_ARE_NEWER = "the clients of today are tried on releases that are still 
 _WITH_WHOLE = "takes ten minutes and tries Kafka against other clients than ours: SEMEL_WHOLE=1 does it"
 
 _OTHERS_CLIENTS = ("test_copying_clients.py", "test_group_clients.py")
-_UNLESS_WHOLE = {} if WHOLE else dict.fromkeys(_OTHERS_CLIENTS, _WITH_WHOLE)
+_UNLESS_WHOLE: dict[str, str] = {} if WHOLE else dict.fromkeys(_OTHERS_CLIENTS, _WITH_WHOLE)
 _RAW = tuple(sorted(path.name for path in Path(__file__).parent.glob("test_raw_*.py")))
 _RAW_UNLESS_WHOLE = {} if WHOLE else dict.fromkeys(_RAW, "its single requests are those of 3.9: SEMEL_WHOLE=1 does it")
 

@@ -23,7 +23,8 @@ from semel.broker.connection import Connection
 from semel.broker.listeners import ListenerSettings
 from semel.broker.state import Broker
 from semel.wire.api import Api
-from semel.wire.messages import decode_response, encode_request, nested_entity, read_correlation_id, response_type_for
+from semel.wire.messages import decode_response, encode_request, read_correlation_id, response_type_for
+from semel.wire.shape import nested_entity
 
 LISTENER = ListenerSettings()
 _SHARED = bytearray(64 * 1024)
