@@ -156,9 +156,18 @@ class _Producing:
 
     def _wait_delivered(self) -> None:
         deadline = time.monotonic() + self._surroundings.patience_s
-        while self._running.flush(_CALL_S if not self._surroundings.is_stopping() else 1.0):
+        while self._flush(_CALL_S if not self._surroundings.is_stopping() else 1.0):
             if time.monotonic() > deadline:
                 raise RequestTimedOut("The records were not acknowledged in time: the broker is away.")
+
+    def _flush(self, timeout_s: float) -> int:
+        """How many records are not settled yet."""
+        try:
+            return self._running.flush(timeout_s)
+        except SystemError:
+            # It met a fatal error and has lost it on the way. What became of the records says which it was.
+            time.sleep(RETRY_S)
+            return len(self._running)
 
     @property
     def _running(self) -> confluent_kafka.Producer:
