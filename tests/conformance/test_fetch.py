@@ -66,6 +66,15 @@ def values_to_end(kafka: KafkaUnderTest, topic: str, isolation: str = "read_comm
         return [row["value"] for row in read_to_end(fetcher)]
 
 
+def end_in_log(kafka: KafkaUnderTest, topic: str, end: Callable[[float], None]) -> None:
+    """End a transaction and wait for its marker: the broker answers before it writes it."""
+    with fetcher_for(kafka, "read_uncommitted") as fetcher:
+        fetcher.assign({(topic, 0): "earliest"})
+        before = fetcher.end_offsets()
+        end(30)
+        wait_until(lambda: fetcher.end_offsets() != before, time.monotonic() + 30)
+
+
 def interleaved_transactions(kafka: KafkaUnderTest, topic: str) -> confluent_kafka.Producer:
     """Two transactions across each other, one aborted and one committed; then an open one, which is returned."""
     first, second = begin(kafka), begin(kafka)
@@ -73,12 +82,12 @@ def interleaved_transactions(kafka: KafkaUnderTest, topic: str) -> confluent_kaf
     add(second, topic, b"committed-1")
     add(first, topic, b"aborted-2")
     write(kafka, topic, [b"plain"])
-    first.abort_transaction(30)
+    end_in_log(kafka, topic, first.abort_transaction)
     add(second, topic, b"committed-2")
-    second.commit_transaction(30)
+    end_in_log(kafka, topic, second.commit_transaction)
     first.begin_transaction()
     add(first, topic, b"committed-3")
-    first.commit_transaction(30)
+    end_in_log(kafka, topic, first.commit_transaction)
     last = begin(kafka)
     add(last, topic, b"open")
     write(kafka, topic, [b"after"])
@@ -94,7 +103,7 @@ def test_read_committed_shows_committed_records_up_to_the_last_stable_offset(
 
     assert values_to_end(kafka, topic) == [b"committed-1", b"plain", b"committed-2", b"committed-3"]
 
-    still_open.abort_transaction(30)
+    end_in_log(kafka, topic, still_open.abort_transaction)
     assert values_to_end(kafka, topic) == [b"committed-1", b"plain", b"committed-2", b"committed-3", b"after"]
 
 
@@ -113,13 +122,13 @@ def test_read_uncommitted_shows_every_record(kafka: KafkaUnderTest, new_topic: N
         b"open",
         b"after",
     ]
-    still_open.abort_transaction(30)
+    end_in_log(kafka, topic, still_open.abort_transaction)
 
 
 def test_reading_from_every_offset_shows_the_rest(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """Also a start inside an aborted transaction hides its remaining records: the broker names it still."""
     topic = new_topic()
-    interleaved_transactions(kafka, topic).abort_transaction(30)
+    end_in_log(kafka, topic, interleaved_transactions(kafka, topic).abort_transaction)
     with fetcher_for(kafka) as fetcher:
         fetcher.assign({(topic, 0): "earliest"})
         everything = [(row["offset"], row["value"]) for row in read_to_end(fetcher)]
@@ -134,7 +143,7 @@ def test_reading_from_every_offset_shows_the_rest(kafka: KafkaUnderTest, new_top
 def test_markers_come_on_request(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
     """Each transaction's end is told with its producer and place, and stands behind its records."""
     topic = new_topic()
-    interleaved_transactions(kafka, topic).abort_transaction(30)
+    end_in_log(kafka, topic, interleaved_transactions(kafka, topic).abort_transaction)
     with fetcher_for(kafka, include_markers=True) as fetcher:
         fetcher.assign({(topic, 0): "earliest"})
         [end] = fetcher.end_offsets().values()
@@ -287,7 +296,7 @@ def test_gaps_of_compaction_are_stepped_over(kafka: KafkaUnderTest, new_topic: N
 def wait_until(is_true: Callable[[], bool], deadline: float) -> None:
     while not is_true():
         assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.5)
+        time.sleep(0.02)
 
 
 def test_a_position_beyond_the_log_is_an_error_or_reset(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
