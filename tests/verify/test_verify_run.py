@@ -58,11 +58,12 @@ def test_a_record_that_is_taken_away_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_the_command_says_what_it_found_and_ends_with_it(tmp_path: Path) -> None:
-    """Exit code 0 and the JSON of the verdict."""
+@pytest.mark.parametrize("client", ["semel", "confluent-kafka", "kafka-python", "aiokafka"])
+def test_the_command_says_what_it_found_and_ends_with_it(tmp_path: Path, client: str) -> None:
+    """Exit code 0 and the JSON of the verdict, with each client by the name that the documents give it."""
     options = [f"{name}={value}" for name, value in vars(SMALL).items() if value != getattr(Options(), name)]
     arguments = ["verify", "--workload", "counters", "--faults", "none", "--seed", "5", "--time", "2s", "--json"]
-    arguments += ["--folder", str(tmp_path / "run")]
+    arguments += ["--client", client, "--folder", str(tmp_path / "run")]
     for option in options:
         arguments += ["--option", option]
 
@@ -78,6 +79,7 @@ def test_the_command_says_what_it_found_and_ends_with_it(tmp_path: Path) -> None
         (["--target", "nowhere"], "The target 'nowhere' is not known"),
         (["--faults", "earthquake"], "There is no fault 'earthquake'"),
         (["--workload", "nothing"], "There is no workload 'nothing'"),
+        (["--client", "nobody"], "There is no client library 'nobody'"),
         (["--time", "soon"], "is no time"),
         (["--option", "colour=red"], "is no option of a workload"),
         (["--target", "127.0.0.1:1", "--faults", "kill"], "cannot be had here"),

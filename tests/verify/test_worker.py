@@ -146,7 +146,7 @@ def test_what_it_was_told_wrong_is_said_and_has_a_code_of_its_own(
     run = new_run(broker, tmp_path, "semel", rng)
     good = run.next_spec(run.workers("worker")[0])
     wrong = [
-        (replace(good, library="librdkafka"), "semel, confluent, kafka-python, aiokafka"),
+        (replace(good, library="librdkafka"), "semel, confluent-kafka, kafka-python, aiokafka"),
         (replace(good, workload="nothing"), "copier, bank, list-append, counters"),
         (replace(good, settings={"securty.protocol": "SSL"}), "did you mean security.protocol"),
     ]
@@ -166,7 +166,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_package(monkeypatch: 
 
     monkeypatch.setattr(libraries, "import_module", no_module)
     with pytest.raises(ConfigError, match="pip install confluent-kafka"):
-        open_clients("confluent", Surroundings("127.0.0.1:1", [], "test"))
+        open_clients("confluent-kafka", Surroundings("127.0.0.1:1", [], "test"))
 
 
 def test_settings_that_a_library_has_no_name_for_are_refused() -> None:

@@ -164,7 +164,7 @@ def test_members_of_a_group_copy_with_aiokafka_as_long_as_nothing_goes_wrong(
     assert_right(run)
 
 
-@pytest.mark.parametrize("library", ["confluent", "kafka-python"])
+@pytest.mark.parametrize("library", ["confluent-kafka", "kafka-python"])
 def test_partitions_can_be_shared_without_a_group(
     library: str, broker: Broker, tmp_path: Path, rng: random.Random
 ) -> None:
@@ -177,7 +177,7 @@ def test_partitions_can_be_shared_without_a_group(
 
 def test_members_of_a_group_of_the_newer_protocol_copy_too(broker: Broker, tmp_path: Path, rng: random.Random) -> None:
     """KIP-848, as the user's settings ask for it; only one of the libraries has it."""
-    run = new_run(broker, tmp_path, "copier", "confluent", rng, records=250, abort_fraction=0.5)
+    run = new_run(broker, tmp_path, "copier", "confluent-kafka", rng, records=250, abort_fraction=0.5)
     run.client_settings["group.protocol"] = "consumer"
     run.live_to_the_end()
     assert_whole_transactions(run)
@@ -265,7 +265,7 @@ def test_only_an_uncommitted_reader_sees_what_was_aborted(broker: Broker, tmp_pa
 def test_a_plan_tells_all_that_a_supervisor_needs(tmp_path: Path) -> None:
     """Topics, manifest, processes, specs that survive the file, and what the libraries cannot do."""
     workload = make_workload("copier", "run", Options(partitions=2, sources=1, workers=2, uncommitted_readers=1))
-    plan = workload.plan("confluent", {"reader": "aiokafka"})
+    plan = workload.plan("confluent-kafka", {"reader": "aiokafka"})
     assert plan.topics == {"run-in": 2, "run-out": 2}
     assert plan.manifest() == Manifest(
         [("run-in", 0), ("run-in", 1), ("run-out", 0), ("run-out", 1)],
@@ -273,11 +273,11 @@ def test_a_plan_tells_all_that_a_supervisor_needs(tmp_path: Path) -> None:
         keyed_topics=["run-in", "run-out"],
     )
     assert [(worker.name, worker.library) for worker in plan.workers] == [
-        ("source-0", "confluent"),
-        ("copier-0", "confluent"),
-        ("copier-1", "confluent"),
+        ("source-0", "confluent-kafka"),
+        ("copier-0", "confluent-kafka"),
+        ("copier-1", "confluent-kafka"),
         ("reader-0", "aiokafka"),
-        ("uncommitted-reader-0", "confluent"),
+        ("uncommitted-reader-0", "confluent-kafka"),
     ]
     process = plan.process(plan.workers[-1], number=4, life=2)
     assert (process.name, process.role, process.isolation) == ("uncommitted-reader-0/2", "reader", "read_uncommitted")
@@ -292,10 +292,10 @@ def test_what_makes_no_sense_is_said_before_anything_runs() -> None:
     """Names and sizes are checked when the plan is made."""
     with pytest.raises(ConfigError, match="copier, bank, list-append, counters"):
         make_workload("nothing", "run")
-    with pytest.raises(ConfigError, match="semel, confluent, kafka-python, aiokafka"):
+    with pytest.raises(ConfigError, match="semel, confluent-kafka, kafka-python, aiokafka"):
         make_workload("bank", "run").plan("librdkafka")
     with pytest.raises(ConfigError, match="no role teller: it has source, copier, reader"):
-        make_workload("copier", "run").plan("semel", {"teller": "confluent"})
+        make_workload("copier", "run").plan("semel", {"teller": "confluent-kafka"})
     with pytest.raises(ConfigError, match="at least 2"):
         make_workload("bank", "run", Options(partitions=1))
     for wrong in ({"acks": "1"}, {"record_bytes": 3}, {"abort_fraction": 1.0}, {"workers": 0}, {"unheard": 1}):

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimedOut
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import aiokafka
@@ -21,17 +22,13 @@ from semel.errors import BrokerUnreachable, Fenced, InvalidState, RequestTimedOu
 from semel.verify.clients.face import (
     NOTHING,
     Acks,
+    Clients,
     Delivered,
-    GroupConsumer,
     Incoming,
     Integers,
     Outcome,
     Outgoing,
-    PlainWriter,
-    Reader,
     Surroundings,
-    TransactionalWriter,
-    check_plain,
     underscored,
 )
 from semel.verify.history import Isolation, Phase
@@ -80,30 +77,16 @@ async def _cancel_all() -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
-class AiokafkaClients:
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._surroundings = surroundings
-        self._loop = Loop(surroundings.patience_s)
-
-    def transactional_writer(self, transactional_id: str) -> TransactionalWriter:
-        return _TransactionalWriter(self._surroundings, self._loop, transactional_id)
-
-    def plain_writer(self, *, idempotent: bool, acks: Acks) -> PlainWriter:
-        check_plain(idempotent=idempotent, acks=acks)
-        return _PlainWriter(self._surroundings, self._loop, idempotent=idempotent, acks=acks)
-
-    def reader(self, positions: Mapping[int, int], isolation: Isolation) -> Reader:
-        return _Reader(self._surroundings, self._loop, positions, isolation)
-
-    def group_consumer(self, group: str, topic: str) -> GroupConsumer:
-        return _GroupConsumer(self._surroundings, self._loop, group, topic)
-
-    def close(self) -> None:
-        self._loop.close()
-
-
-def open_clients(surroundings: Surroundings) -> AiokafkaClients:
-    return AiokafkaClients(surroundings)
+def open_clients(surroundings: Surroundings) -> Clients:
+    loop = Loop(surroundings.patience_s)
+    return Clients(
+        surroundings,
+        partial(_TransactionalWriter, loop),
+        partial(_PlainWriter, loop),
+        partial(_Reader, loop),
+        partial(_GroupConsumer, loop),
+        loop.close,
+    )
 
 
 def _settings(surroundings: Surroundings, **more: Any) -> dict[str, Any]:
@@ -131,7 +114,7 @@ def _translated() -> Iterator[None]:
 class _Producing:
     """What both writers have in common."""
 
-    def __init__(self, surroundings: Surroundings, loop: Loop, settings: Mapping[str, Any]) -> None:
+    def __init__(self, loop: Loop, surroundings: Surroundings, settings: Mapping[str, Any]) -> None:
         self._surroundings = surroundings
         self._loop = loop
         self._settings = _settings(surroundings, linger_ms=2, **settings)
@@ -184,10 +167,10 @@ async def _stopped(producer: AIOKafkaProducer) -> None:
 
 
 class _TransactionalWriter(_Producing):
-    def __init__(self, surroundings: Surroundings, loop: Loop, transactional_id: str) -> None:
+    def __init__(self, loop: Loop, surroundings: Surroundings, transactional_id: str) -> None:
         super().__init__(
-            surroundings,
             loop,
+            surroundings,
             {"transactional_id": transactional_id, "transaction_timeout_ms": surroundings.transaction_timeout_ms},
         )
         self._fenced: Fenced | None = None
@@ -253,13 +236,13 @@ async def _all_stored(futures: list[asyncio.Future[Any]]) -> list[Any]:
 
 
 class _PlainWriter(_Producing):
-    def __init__(self, surroundings: Surroundings, loop: Loop, *, idempotent: bool, acks: Acks) -> None:
+    def __init__(self, loop: Loop, surroundings: Surroundings, idempotent: bool, acks: Acks) -> None:
         settings = {
             "enable_idempotence": idempotent,
             "acks": acks if acks == "all" else int(acks),
             "request_timeout_ms": int((surroundings.patience_s - _MARGIN_S) * 1000),
         }
-        super().__init__(surroundings, loop, settings)
+        super().__init__(loop, surroundings, settings)
 
     def write(self, records: Outgoing) -> Delivered:
         self._futures = []
@@ -286,7 +269,7 @@ class _PlainWriter(_Producing):
 
 
 class _Consuming:
-    def __init__(self, surroundings: Surroundings, loop: Loop, **settings: Any) -> None:
+    def __init__(self, loop: Loop, surroundings: Surroundings, **settings: Any) -> None:
         self._surroundings = surroundings
         self._loop = loop
         self._numbers = surroundings.number_of()
@@ -319,9 +302,9 @@ class _Consuming:
 
 class _Reader(_Consuming):
     def __init__(
-        self, surroundings: Surroundings, loop: Loop, positions: Mapping[int, int], isolation: Isolation
+        self, loop: Loop, surroundings: Surroundings, positions: Mapping[int, int], isolation: Isolation
     ) -> None:
-        super().__init__(surroundings, loop, isolation_level=isolation, auto_offset_reset="none")
+        super().__init__(loop, surroundings, isolation_level=isolation, auto_offset_reset="none")
         self._positions = dict(positions)
 
     def poll(self, timeout_ms: int, records_max: int) -> Incoming:
@@ -367,10 +350,10 @@ class _Listener(_RebalanceListener):
 class _GroupConsumer(_Consuming):
     """Shows what happens without KIP-447; the safe way with this library is the manual one."""
 
-    def __init__(self, surroundings: Surroundings, loop: Loop, group: str, topic: str) -> None:
+    def __init__(self, loop: Loop, surroundings: Surroundings, group: str, topic: str) -> None:
         super().__init__(
-            surroundings,
             loop,
+            surroundings,
             group_id=group,
             isolation_level="read_committed",
             auto_offset_reset="earliest",

@@ -17,17 +17,13 @@ from semel.verify.clients.face import (
     NOTHING,
     RETRY_S,
     Acks,
+    Clients,
     Delivered,
-    GroupConsumer,
     Incoming,
     Integers,
     Outcome,
     Outgoing,
-    PlainWriter,
-    Reader,
     Surroundings,
-    TransactionalWriter,
-    check_plain,
 )
 from semel.verify.history import Isolation, Phase
 
@@ -48,29 +44,8 @@ _CALL_S: Final = 5.0
 _FENCED_CODES: Final = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
 
 
-class ConfluentClients:
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._surroundings = surroundings
-
-    def transactional_writer(self, transactional_id: str) -> TransactionalWriter:
-        return _TransactionalWriter(self._surroundings, transactional_id)
-
-    def plain_writer(self, *, idempotent: bool, acks: Acks) -> PlainWriter:
-        check_plain(idempotent=idempotent, acks=acks)
-        return _PlainWriter(self._surroundings, idempotent=idempotent, acks=acks)
-
-    def reader(self, positions: Mapping[int, int], isolation: Isolation) -> Reader:
-        return _Reader(self._surroundings, positions, isolation)
-
-    def group_consumer(self, group: str, topic: str) -> GroupConsumer:
-        return _GroupConsumer(self._surroundings, group, topic)
-
-    def close(self) -> None:
-        """Each client closes itself."""
-
-
-def open_clients(surroundings: Surroundings) -> ConfluentClients:
-    return ConfluentClients(surroundings)
+def open_clients(surroundings: Surroundings) -> Clients:
+    return Clients(surroundings, _TransactionalWriter, _PlainWriter, _Reader, _GroupConsumer)
 
 
 def _settings(surroundings: Surroundings, **more: Any) -> dict[str, Any]:
@@ -285,7 +260,7 @@ class _TransactionalWriter(_Producing):
 
 
 class _PlainWriter(_Producing):
-    def __init__(self, surroundings: Surroundings, *, idempotent: bool, acks: Acks) -> None:
+    def __init__(self, surroundings: Surroundings, idempotent: bool, acks: Acks) -> None:
         super().__init__(surroundings)
         self._settings = _settings(
             surroundings,

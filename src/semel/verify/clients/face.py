@@ -149,20 +149,6 @@ class GroupConsumer(Protocol):
     def close(self) -> None: ...
 
 
-class Clients(Protocol):
-    """A library, connected to one cluster."""
-
-    def transactional_writer(self, transactional_id: str) -> TransactionalWriter: ...
-
-    def plain_writer(self, *, idempotent: bool, acks: Acks) -> PlainWriter: ...
-
-    def reader(self, positions: Mapping[int, int], isolation: Isolation) -> Reader: ...
-
-    def group_consumer(self, group: str, topic: str) -> GroupConsumer: ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Surroundings:
     """What every client of a process is told."""
@@ -190,9 +176,32 @@ class Surroundings:
             time.sleep(RETRY_S)
 
 
-def check_plain(*, idempotent: bool, acks: Acks) -> None:
-    if idempotent and acks != "all":
-        raise ConfigError(f"acks={acks} contradicts idempotent writing, which needs every replica: write acks=all.")
+@dataclass(frozen=True)
+class Clients:
+    """A library, connected to one cluster: how it makes each kind of client. Each client closes itself."""
+
+    surroundings: Surroundings
+    new_transactional_writer: Callable[[Surroundings, str], TransactionalWriter]
+    new_plain_writer: Callable[[Surroundings, bool, Acks], PlainWriter]
+    new_reader: Callable[[Surroundings, Mapping[int, int], Isolation], Reader]
+    new_group_consumer: Callable[[Surroundings, str, str], GroupConsumer]
+    close: Callable[[], None] = lambda: None
+    """Ends what its clients share, if anything."""
+
+    def transactional_writer(self, transactional_id: str) -> TransactionalWriter:
+        return self.new_transactional_writer(self.surroundings, transactional_id)
+
+    def plain_writer(self, *, idempotent: bool, acks: Acks) -> PlainWriter:
+        if idempotent and acks != "all":
+            raise ConfigError(f"acks={acks} contradicts idempotent writing, which needs every replica: write acks=all.")
+        return self.new_plain_writer(self.surroundings, idempotent, acks)
+
+    def reader(self, positions: Mapping[int, int], isolation: Isolation) -> Reader:
+        return self.new_reader(self.surroundings, positions, isolation)
+
+    def group_consumer(self, group: str, topic: str) -> GroupConsumer:
+        """Of records of `topic`."""
+        return self.new_group_consumer(self.surroundings, group, topic)
 
 
 _UNDERSCORED: Final = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -16,17 +16,13 @@ from semel.errors import BrokerUnreachable, Fenced, InvalidState, RequestTimedOu
 from semel.verify.clients.face import (
     NOTHING,
     Acks,
+    Clients,
     Delivered,
-    GroupConsumer,
     Incoming,
     Integers,
     Outcome,
     Outgoing,
-    PlainWriter,
-    Reader,
     Surroundings,
-    TransactionalWriter,
-    check_plain,
     underscored,
 )
 from semel.verify.history import Isolation, Phase
@@ -53,29 +49,8 @@ _NIMBLE: Final = {
 }
 
 
-class KafkaPythonClients:
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._surroundings = surroundings
-
-    def transactional_writer(self, transactional_id: str) -> TransactionalWriter:
-        return _TransactionalWriter(self._surroundings, transactional_id)
-
-    def plain_writer(self, *, idempotent: bool, acks: Acks) -> PlainWriter:
-        check_plain(idempotent=idempotent, acks=acks)
-        return _PlainWriter(self._surroundings, idempotent=idempotent, acks=acks)
-
-    def reader(self, positions: Mapping[int, int], isolation: Isolation) -> Reader:
-        return _Reader(self._surroundings, positions, isolation)
-
-    def group_consumer(self, group: str, topic: str) -> GroupConsumer:
-        return _GroupConsumer(self._surroundings, group, topic)
-
-    def close(self) -> None:
-        """Each client closes itself."""
-
-
-def open_clients(surroundings: Surroundings) -> KafkaPythonClients:
-    return KafkaPythonClients(surroundings)
+def open_clients(surroundings: Surroundings) -> Clients:
+    return Clients(surroundings, _TransactionalWriter, _PlainWriter, _Reader, _GroupConsumer)
 
 
 def _settings(surroundings: Surroundings, **more: Any) -> dict[str, Any]:
@@ -102,23 +77,18 @@ def _translated() -> Iterator[None]:
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
     """For calls that may wait without end: after this time the thread in which it runs is left to itself."""
-    results: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+    done: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.put((call(), None))
+            done.set_result(call())
         except BaseException as failure:
-            results.put((None, failure))
+            done.set_exception(failure)
 
-    thread = threading.Thread(target=run, name="kafka-python call", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if results.empty():
+    threading.Thread(target=run, name="kafka-python call", daemon=True).start()
+    if not wait([done], seconds).done:
         raise RequestTimedOut(f"No answer within {seconds:g} s: the broker is away.")
-    result, failure = results.get()
-    if failure is not None:
-        raise failure
-    return result  # type: ignore[return-value]
+    return done.result()
 
 
 class _Producing:
@@ -247,7 +217,7 @@ class _TransactionalWriter(_Producing):
 
 
 class _PlainWriter(_Producing):
-    def __init__(self, surroundings: Surroundings, *, idempotent: bool, acks: Acks) -> None:
+    def __init__(self, surroundings: Surroundings, idempotent: bool, acks: Acks) -> None:
         settings = {
             "enable_idempotence": idempotent,
             "acks": acks if acks == "all" else int(acks),

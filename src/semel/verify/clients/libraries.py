@@ -50,7 +50,7 @@ LIBRARIES: Final[Mapping[str, Library]] = {
             has_safe_groups=False,
             gaps=(Gap("groups", "it has no group member yet", _OWN_PARTITIONS),),
         ),
-        Library("confluent", "confluent-kafka", "confluent_client", has_safe_groups=True),
+        Library("confluent-kafka", "confluent-kafka", "confluent_client", has_safe_groups=True),
         Library(
             "kafka-python",
             "kafka-python",

@@ -22,17 +22,14 @@ from semel.verify.clients.face import (
     NOTHING,
     RETRY_S,
     Acks,
+    Clients,
     Delivered,
     GroupConsumer,
     Incoming,
     Integers,
     Outcome,
     Outgoing,
-    PlainWriter,
-    Reader,
     Surroundings,
-    TransactionalWriter,
-    check_plain,
 )
 from semel.verify.history import Isolation, Phase
 
@@ -40,29 +37,12 @@ _QUICK: Final = {"retry.backoff.ms": 20, "retry.backoff.max.ms": 200}
 _READ_BYTES_MAX: Final = 2 << 20
 
 
-class SemelClients:
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._surroundings = surroundings
-
-    def transactional_writer(self, transactional_id: str) -> TransactionalWriter:
-        return _TransactionalWriter(self._surroundings, transactional_id)
-
-    def plain_writer(self, *, idempotent: bool, acks: Acks) -> PlainWriter:
-        check_plain(idempotent=idempotent, acks=acks)
-        return _PlainWriter(self._surroundings, idempotent=idempotent, acks=acks)
-
-    def reader(self, positions: Mapping[int, int], isolation: Isolation) -> Reader:
-        return _Reader(self._surroundings, positions, isolation)
-
-    def group_consumer(self, group: str, topic: str) -> GroupConsumer:
-        raise ConfigError("Semel's client has no group member yet: let the workload assign the partitions.")
-
-    def close(self) -> None:
-        """Each client closes itself."""
+def open_clients(surroundings: Surroundings) -> Clients:
+    return Clients(surroundings, _TransactionalWriter, _PlainWriter, _Reader, _no_group_consumer)
 
 
-def open_clients(surroundings: Surroundings) -> SemelClients:
-    return SemelClients(surroundings)
+def _no_group_consumer(surroundings: Surroundings, group: str, topic: str) -> GroupConsumer:
+    raise ConfigError("Semel's client has no group member yet: let the workload assign the partitions.")
 
 
 def _settings(surroundings: Surroundings, **more: Any) -> dict[str, Any]:
@@ -210,7 +190,7 @@ class _TransactionalWriter:
 
 
 class _PlainWriter:
-    def __init__(self, surroundings: Surroundings, *, idempotent: bool, acks: Acks) -> None:
+    def __init__(self, surroundings: Surroundings, idempotent: bool, acks: Acks) -> None:
         self._settings = _settings(surroundings, enable_idempotence=idempotent, acks=acks)
         self._routes = _Routes(surroundings.partitions)
         self._producer: Producer | None = None

@@ -128,7 +128,7 @@ class Workload(ABC):
         return [role for role in (*self.work_roles(), *readers) if role.count]
 
     def plan(self, library: str = "semel", libraries: Mapping[str, str] | None = None) -> Plan:
-        """One library for all roles, or others for some of them: `{"reader": "confluent"}`."""
+        """One library for all roles, or others for some of them: `{"reader": "confluent-kafka"}`."""
         chosen = dict(libraries or {})
         names = [role.name for role in self.roles()]
         if unknown := sorted(set(chosen) - set(names)):
