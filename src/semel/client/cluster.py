@@ -17,7 +17,7 @@ from typing import Any, Self
 from kio.schema.errors import ErrorCode
 
 from semel.client.config import ClientConfig
-from semel.client.connection import Connection, Pending
+from semel.client.connection import Connect, Connection, Pending, connect_tcp
 from semel.client.failures import failure
 from semel.client.retry import Patience
 from semel.errors import (
@@ -60,6 +60,21 @@ class Answered:
     message: str | None = None
 
 
+# `select` alone cannot watch file descriptors above 1023, which a busy process soon has.
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
+
+def _wait_readable(connections: Iterable[Connection], timeout_s: float) -> list[Connection]:
+    with _Selector() as selector:
+        for connection in connections:
+            selector.register(connection, selectors.EVENT_READ, connection)
+        return [key.data for key, _ in selector.select(timeout_s)]
+
+
+WaitReadable = Callable[[Iterable[Connection], float], list[Connection]]
+"""Waits at most so many seconds until some of these have something to read, and returns those."""
+
+
 class Cluster:
     """
     >>> from semel.client.settings import parse_config
@@ -73,10 +88,14 @@ class Cluster:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        connect: Connect = connect_tcp,
+        wait_readable: WaitReadable = _wait_readable,
     ) -> None:
         self.config = config
         self.clock = clock
         self.sleep = sleep
+        self._connect = connect
+        self._wait_readable = wait_readable
         # Bootstrap addresses have negative ids until metadata tells the brokers' own; -1 stands for "no leader".
         self._bootstrap = {-2 - index: address for index, address in enumerate(config.bootstrap)}
         self._nodes: dict[int, tuple[str, int]] = {}
@@ -117,7 +136,9 @@ class Cluster:
         address = self._nodes.get(node) or self._bootstrap.get(node)
         if address is None:
             raise BrokerUnreachable(f"Broker {node} is not in the cluster's metadata (any more); nothing was sent.")
-        connection = self._take_bootstrap_connection(address) or Connection(*address, self.config, clock=self.clock)
+        connection = self._take_bootstrap_connection(address) or Connection(
+            *address, self.config, clock=self.clock, connect=self._connect
+        )
         self._connections[node] = connection
         return connection
 
@@ -196,7 +217,7 @@ class Cluster:
             if not readable:
                 until = min(connection.next_deadline for connection in busy)
                 until = until if deadline is None else min(until, deadline)
-                readable = _wait_readable(busy, max(0.0, until - self.clock()))
+                readable = self._wait_readable(busy, max(0.0, until - self.clock()))
             for connection in readable:
                 connection.receive()
             if not readable:
@@ -408,17 +429,6 @@ class Cluster:
             highest=highest,
             **fields,
         )
-
-
-# `select` alone cannot watch file descriptors above 1023, which a busy process soon has.
-_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
-
-
-def _wait_readable(connections: Iterable[Connection], timeout_s: float) -> list[Connection]:
-    with _Selector() as selector:
-        for connection in connections:
-            selector.register(connection, selectors.EVENT_READ, connection)
-        return [key.data for key, _ in selector.select(timeout_s)]
 
 
 def _is_missing(code: ErrorCode, patience: Patience) -> bool:

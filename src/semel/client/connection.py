@@ -12,9 +12,9 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from kio.static.protocol import RequestPayload
 
@@ -33,6 +33,30 @@ from semel.wire import (
     read_frame_size,
     response_type_for,
 )
+
+
+class Stream(Protocol):
+    """What a connection needs of a socket."""
+
+    def settimeout(self, value: float | None, /) -> None: ...
+
+    def sendmsg(self, buffers: Iterable[memoryview], /) -> int: ...
+
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+Connect = Callable[[str, int, float], Stream]
+"""Opens a stream to a host and port within so many seconds, or raises OSError."""
+
+
+def connect_tcp(host: str, port: int, timeout_s: float) -> socket.socket:
+    plain = socket.create_connection((host, port), timeout=timeout_s)
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return plain
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +85,13 @@ class Connection:
     """A connection that is open from construction on, authenticated, its broker's versions known."""
 
     def __init__(
-        self, host: str, port: int, config: ClientConfig, *, clock: Callable[[], float] = time.monotonic
+        self,
+        host: str,
+        port: int,
+        config: ClientConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        connect: Connect = connect_tcp,
     ) -> None:
         self.address = f"{host}:{port}"
         self._config = config
@@ -70,7 +100,7 @@ class Connection:
         self._next_correlation_id = 0
         self._has_answered = False
         self._security = config.security
-        self._socket = self._open(host, port)
+        self._socket = self._open(host, port, connect)
         try:
             self.capabilities = self._ask_versions(host, port)
             if self._security.uses_sasl:
@@ -88,19 +118,19 @@ class Connection:
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
-    def _open(self, host: str, port: int) -> socket.socket:
+    def _open(self, host: str, port: int, connect: Connect) -> Stream | ssl.SSLSocket:
         timeout = self._config.connection_setup_timeout_ms / 1000
         context = make_ssl_context(self._security) if self._security.uses_tls else None
         try:
-            plain = socket.create_connection((host, port), timeout=timeout)
+            plain = connect(host, port, timeout)
         except OSError as error:
             raise BrokerUnreachable(
                 f"No connection to {self.address} ({error}), so nothing was sent. Check bootstrap.servers, and that "
                 "the broker runs and its advertised.listeners can be reached from here."
             ) from error
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if context is None:
             return plain
+        assert isinstance(plain, socket.socket), "TLS is for the system's own sockets"
         try:
             return context.wrap_socket(plain, server_hostname=host)
         except OSError as error:

@@ -217,11 +217,19 @@ class Fetcher:
 
 
 def find_marker(
-    cluster: Cluster, topic: str, partition: int, producer_id: int, from_offset: int, timeout_ms: float
+    cluster: Cluster,
+    topic: str,
+    partition: int,
+    producer_id: int,
+    from_offset: int,
+    timeout_ms: float,
+    *,
+    producer_epoch_min: int = 0,
 ) -> ControlMarker | None:
     """The first transaction marker of this producer at or after `from_offset`; None if there is none in time.
 
-    It tells how a transaction ended whose records in this partition begin at `from_offset`.
+    It tells how a transaction ended whose records in this partition begin at `from_offset`. Markers of lower epochs are
+    passed over: where a leader lost the end of its log, that of an earlier transaction may have been written again.
     """
     config = FetchConfig(isolation="read_uncommitted", partition_bytes_max=1 << 20, wait_ms_max=100)
     deadline = cluster.clock() + timeout_ms / 1000
@@ -230,7 +238,7 @@ def find_marker(
         while True:
             remaining_ms = (deadline - cluster.clock()) * 1000
             for marker in fetcher.fetch_markers(max(0.0, remaining_ms)):
-                if marker.producer_id == producer_id:
+                if marker.producer_id == producer_id and marker.producer_epoch >= producer_epoch_min:
                     return marker
             if remaining_ms <= 0:
                 return None

@@ -53,11 +53,12 @@ class Producer:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        make_cluster: Callable[..., Cluster] = Cluster,
         **more_settings: object,
     ) -> None:
         config = parse_config({**(settings or {}), **more_settings})
         self.config: ProducerConfig = config.producer
-        self.cluster = Cluster(config.client, clock=clock, sleep=sleep)
+        self.cluster = make_cluster(config.client, clock=clock, sleep=sleep)
         self._rows = RowBuffer()
         self._unsent_bytes = 0
         self._sticky = StickyPartitioner(random.Random(), batch_bytes=self.config.batch_bytes)

@@ -220,7 +220,44 @@ class Sender:
             yield lane.queue.take()
 
     def _send(self, node: int, batches: list[OutgoingBatch]) -> bool:
-        """Put one request into flight; False if the broker cannot be reached."""
+        """Put one request into flight; False if the broker cannot be reached, or no batch is left to send."""
+        try:
+            # To open a connection takes time, and so does the sleep of a machine. No batch leaves after its own: by
+            # then a leader may have forgotten the producer, and would not recognise a repeat.
+            self._cluster.connection(node)
+            batches = [batch for batch in batches if not self._fail_if_overdue(batch)]
+            if not batches:
+                return False
+            pending = self._cluster.submit(
+                node,
+                Api.PRODUCE,
+                highest=PROTOCOL_2_VERSIONS[Api.PRODUCE] - 1 if self.protocol == 1 else None,
+                transactional_id=self._config.transactional_id,
+                acks=self._config.acks,
+                timeout=self._cluster.config.request_timeout_ms,
+                topic_data=self._stamped(batches),
+            )
+        except TRANSPORT_ERRORS as error:
+            self._cluster.forget_leaders({batch.topic for batch in batches})
+            for batch in batches:
+                self._again(batch, error, None)
+            return False
+        except SemelError as error:
+            # No repeat cures it: a certificate or a login that this broker refuses, or a broker that is too old.
+            for batch in batches:
+                self._fail(batch, error)
+            return False
+        self._flights.append(_Flight(node, pending, batches))
+        return True
+
+    def _fail_if_overdue(self, batch: OutgoingBatch) -> bool:
+        is_overdue = self._cluster.clock() >= batch.deadline
+        if is_overdue:
+            self._fail(batch, self._out_of_time(batch, RequestTimedOut("no broker was reached in that time.")))
+        return is_overdue
+
+    def _stamped(self, batches: list[OutgoingBatch]) -> list[dict[str, Any]]:
+        """The batches by topic, under the identity and the sequences they go by."""
         topics: dict[str, list[dict[str, Any]]] = {}
         for batch in batches:
             if self._config.idempotent:
@@ -233,28 +270,7 @@ class Sender:
                     transactional=self._config.transactional_id is not None,
                 )
             topics.setdefault(batch.topic, []).append({"index": batch.partition, "records": batch.data})
-        try:
-            pending = self._cluster.submit(
-                node,
-                Api.PRODUCE,
-                highest=PROTOCOL_2_VERSIONS[Api.PRODUCE] - 1 if self.protocol == 1 else None,
-                transactional_id=self._config.transactional_id,
-                acks=self._config.acks,
-                timeout=self._cluster.config.request_timeout_ms,
-                topic_data=[{"name": topic, "partition_data": data} for topic, data in topics.items()],
-            )
-        except TRANSPORT_ERRORS as error:
-            self._cluster.forget_leaders(topics)
-            for batch in batches:
-                self._again(batch, error, None)
-            return False
-        except SemelError as error:
-            # No repeat cures it: a certificate or a login that this broker refuses, or a broker that is too old.
-            for batch in batches:
-                self._fail(batch, error)
-            return False
-        self._flights.append(_Flight(node, pending, batches))
-        return True
+        return [{"name": topic, "partition_data": data} for topic, data in topics.items()]
 
     # -- answers ---------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.client.failures import failure
 from semel.client.fetcher import find_marker
-from semel.client.ownership import Owner, ProducerIdentity, decide_claim
+from semel.client.ownership import NOBODY, Owner, ProducerIdentity, decide_claim
 from semel.client.partitions import TopicPartition
 from semel.client.sender import Sender, Stored
 from semel.client.shared import SharedTransaction
@@ -53,6 +53,7 @@ class TransactionOwner:
         self._may_be_open = False  # at the coordinator
         self._surely_open = False  # the coordinator, or a leader that asked it, has confirmed it
         self._needs_new_epoch = False
+        self._in_doubt = NOBODY  # under which identity a commit was lost
         self._written: dict[TopicPartition, int] = {}
         self._offsets_sent: dict[str, dict[TopicPartition, int]] = {}
         sender.start_over(self._calls.init_producer_id())
@@ -161,6 +162,7 @@ class TransactionOwner:
             # Besides a lost answer: one that cannot be read, a login that was refused before a repeat, the refusal of a
             # repeat whose first try may have committed, an interrupt.
             self._move(Event.COMMIT_LOST)
+            self._in_doubt = self._mine
             if isinstance(error, SemelError):
                 raise CommitUnknown(
                     "The commit was sent and its answer was lost: the transaction may be committed or aborted. "
@@ -168,7 +170,19 @@ class TransactionOwner:
                 ) from error
 
     def _explain_refusal(self, error: KafkaError) -> None:
-        if error.is_fatal and self._was_ended_by_coordinator():
+        try:
+            was_ended = error.is_fatal and self._was_ended_by_coordinator()
+        except BaseException as second:
+            # Who has ended it is not known; the abort finds out, and in this state alone it is allowed.
+            self._move(Event.COMMIT_REFUSED)
+            if not isinstance(second, SemelError):
+                raise
+            raise TransactionAborted(
+                "The coordinator has ended this transaction: it ran longer than transaction.timeout.ms, or another "
+                f"producer took over. Nothing of it will be seen; abort and begin again. Last: {second}",
+                code=error.code,
+            ) from second
+        if was_ended:
             self._move(Event.COMMIT_REFUSED)
             raise TransactionAborted(
                 "The coordinator has aborted this transaction: it was open for longer than transaction.timeout.ms "
@@ -223,24 +237,33 @@ class TransactionOwner:
     def resolve(self) -> Outcome:
         if self.state is not State.UNKNOWN:
             raise InvalidState(f"There is nothing to resolve: this producer is {self.state.value}.")
-        mine = self._mine
         owner = self._wait_until_decided()
         if owner is None:
             self._claim(None, next_epoch_is_free=False)  # it cannot be asked for: this alone ends what is open
-        outcome = self._look_up_marker(mine) or self._look_up_offsets()
-        if self.state is State.UNKNOWN:
-            self._move(Event.RESOLVED)
+        outcome = self._look_up_marker(self._in_doubt) or self._look_up_offsets()
         if owner is not None:
             # After an abort the next epoch is nobody's; after a commit it is ours on protocol 2, and on protocol 1 it
             # may be a successor's.
             free = outcome is Outcome.ABORTED or self._calls.protocol == 2
             self._claim(owner, next_epoch_is_free=free)
+        if self.state is State.UNKNOWN:  # not before all is done: whatever has raised until here can be called again
+            self._move(Event.RESOLVED)
         return outcome
 
     def _look_up_marker(self, identity: ProducerIdentity) -> Outcome | None:
-        patience_ms = self._cluster.config.api_timeout_ms
+        config, calls = self._cluster.config, self._calls
+        # Protocol 2 ends a transaction under the next epoch; this one is on the marker of the transaction before.
+        epoch = identity.producer_epoch + (1 if calls.protocol == 2 else 0)
         for (topic, partition), offset in self._written.items():
-            marker = find_marker(self._cluster, topic, partition, identity.producer_id, offset, timeout_ms=patience_ms)
+            marker = find_marker(
+                self._cluster,
+                topic,
+                partition,
+                identity.producer_id,
+                offset,
+                timeout_ms=config.api_timeout_ms,
+                producer_epoch_min=epoch,
+            )
             if marker is not None:
                 return Outcome.COMMITTED if marker.kind == "commit" else Outcome.ABORTED
         return None

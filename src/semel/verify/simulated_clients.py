@@ -56,6 +56,7 @@ class Surroundings(Protocol):
     network: Network
     ledger: Ledger
     transaction_version: int
+    fetch_bytes_max: int
 
     def elapsed_ms(self) -> float: ...
 
@@ -271,8 +272,7 @@ class TransactionalProducer(Producer):
         self._rounds = rounds
         self._raises_epoch = not self.speaks_protocol_2 and self.chance.random() < 0.5
         self._timeout_ms = self.chance.choice((1500, 4000, 60_000))
-        self._lives = 0
-        self._transactions = 0
+        self._lives = self._transactions = self._ended = 0
         self.version_of(Api.INIT_PRODUCER_ID, lowest=3 if self._raises_epoch else 0)
 
     async def run(self) -> None:
@@ -346,10 +346,17 @@ class TransactionalProducer(Producer):
             self.identity = None  # which sequence comes next is not known; a new epoch begins at 0
         return committed and transaction.answered == "commit"
 
-    def _is_current(self) -> Callable[[], bool]:
-        """Without a new epoch for each transaction, protocol 1 cannot tell a late request of the last one."""
+    def _may_repeat(self, *, at_its_end: bool = False) -> Callable[[], bool]:
+        """Without a new epoch for each transaction, protocol 1 cannot tell a late request of the last one.
+
+        Only the end itself may come once more before the next begins: it changes nothing then.
+        """
         number = self._transactions
-        return lambda: self._raises_epoch or self.speaks_protocol_2 or number == self._transactions
+        return lambda: (
+            self._raises_epoch
+            or self.speaks_protocol_2
+            or (number == self._transactions and (at_its_end or self._ended < number))
+        )
 
     def _mine(self) -> dict[str, Any]:
         assert self.identity is not None
@@ -357,7 +364,7 @@ class TransactionalProducer(Producer):
             "transactional_id": self.transactional_id,
             "producer_id": self.identity[0],
             "producer_epoch": self.identity[1],
-            "may_repeat": self._is_current(),
+            "may_repeat": self._may_repeat(),
         }
 
     async def add_partitions(self, wheres: Sequence[TopicPartition]) -> None:
@@ -416,7 +423,9 @@ class TransactionalProducer(Producer):
 
     async def _end(self, transaction: Transaction, committed: bool) -> None:
         transaction.is_commit_requested |= committed
-        answer = await self.insist(Api.END_TXN, lambda answer: answer.error_code, committed=committed, **self._mine())
+        mine = {**self._mine(), "may_repeat": self._may_repeat(at_its_end=True)}
+        answer = await self.insist(Api.END_TXN, lambda answer: answer.error_code, committed=committed, **mine)
+        self._ended = self._transactions
         self.world.note(f"{transaction.key} {'committed' if committed else 'aborted'}")
         self.world.ledger.answer(transaction, "commit" if committed else "abort")
         if self.speaks_protocol_2:

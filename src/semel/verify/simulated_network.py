@@ -28,6 +28,7 @@ from semel.wire.shape import nested_entity
 
 LISTENER = ListenerSettings()
 _SHARED = bytearray(64 * 1024)
+_ONE_BEHIND_THE_OTHER_S = 1e-6
 
 Peek = Callable[[Any], None]
 
@@ -60,6 +61,7 @@ class Weather:
     cut_rate: float = 0.01
     repeat_rate: float = 0.05
     repeat_max_ms: float = 3_000
+    piece_rate: float = 0.05
 
     def clear_up(self) -> None:
         self.slow_rate = self.request_lost_rate = self.answer_lost_rate = self.cut_rate = self.repeat_rate = 0
@@ -95,27 +97,96 @@ class SimulatedConnection(Connection):
         self._on_end()
 
 
+class Line:
+    """A connection and both its directions: what is sent on it arrives in order, late, or not at all."""
+
+    def __init__(self, network: Network, broker: Broker) -> None:
+        self.is_open = True
+        self._network = network
+        self._server = SimulatedConnection(broker, self._answered, self._server_ended)
+        self._under_way: dict[int, str] = {}
+        self._lost_answers: set[int] = set()
+        self._last_arrival = self._last_answer = 0.0
+        self._is_silent = False
+
+    def launch(self, number: int, name: str, frame: bytes, may_repeat: Callable[[], bool] = lambda: True) -> None:
+        """Send a frame and leave it to its fate. `number` is its correlation id, `name` how the trace calls it."""
+        network, loop = self._network, self._network.loop
+        fate = network.fate()
+        self._under_way[number] = name
+        if fate == "answer lost":
+            self._lost_answers.add(number)
+        network.host.note(f"> {name} {zlib.crc32(frame):08x}" + (f" {fate}" if fate else ""))
+        if fate == "request lost":
+            self._is_silent = True  # TCP has no holes: what follows on this connection does not arrive either
+        if fate == "cut":
+            loop.call_later(network.delay(), self.end)
+        if not self._is_silent:
+            self._last_arrival = self._in_order(self._last_arrival)
+            loop.call_at(self._last_arrival, self._arrive, frame)
+        network.repeat_later(name, frame, may_repeat, not_before=0 if self._is_silent else self._last_arrival)
+
+    def _in_order(self, last: float) -> float:
+        """When what is sent now comes through: behind what was sent before it."""
+        return max(last + _ONE_BEHIND_THE_OTHER_S, self._network.loop.time() + self._network.delay())
+
+    def end(self) -> None:
+        """The client gives up, or the connection was cut: whoever waits learns that nothing is known."""
+        if self.is_open:
+            self.is_open = False
+            self._server.close()
+            self.on_end()
+
+    def _arrive(self, frame: bytes) -> None:
+        if not self._server.is_closed:
+            self._network.host.deliver(self._server, frame)
+
+    def _answered(self, data: bytes) -> None:
+        number = read_correlation_id(memoryview(data)[4:])
+        name = self._under_way.pop(number, None)
+        self._network.host.happened()
+        if name is None or not self.is_open:
+            return
+        self._network.host.note(f"< {name} {zlib.crc32(data):08x}")
+        answer = self.open_answer(number, data)
+        if number in self._lost_answers:
+            self._is_silent = True
+        if not self._is_silent:
+            self._last_answer = self._in_order(self._last_answer)
+            self._network.loop.call_at(self._last_answer, self.give, number, answer)
+
+    def _server_ended(self) -> None:
+        if self.is_open:
+            self._network.loop.call_later(self._network.delay(), self.end)
+
+    # What the client's end provides.
+
+    def open_answer(self, number: int, data: bytes) -> Any:
+        """The broker answers at this moment; returns what `give` is to get when the answer has come through."""
+        raise NotImplementedError
+
+    def give(self, number: int, answer: Any) -> None:
+        raise NotImplementedError
+
+    def on_end(self) -> None:
+        raise NotImplementedError
+
+
 @dataclass(slots=True)
 class _Call:
-    name: str
     response_type: type[ResponsePayload]
     done: asyncio.Future[Any]
     timer: asyncio.TimerHandle
     peek: Peek | None
-    is_answer_lost: bool
 
 
-class Channel:
-    """A client's connection, from its beginning to its end; then the client opens another."""
+class Channel(Line):
+    """The connection of a client that thinks in requests, from its beginning to its end; then it opens another."""
 
     def __init__(self, network: Network, name: str, broker: Broker) -> None:
-        self._network = network
+        super().__init__(network, broker)
         self._name = name
-        self._server = SimulatedConnection(broker, self._answered, self._server_ended)
         self._calls: dict[int, _Call] = {}
-        self._last_arrival = self._last_answer = 0.0
-        self._is_silent = False
-        self.is_open = True
 
     def post(
         self,
@@ -140,62 +211,31 @@ class Channel:
         request = make_request(api, version, fields)
         number = network.next_number()
         frame = b"".join(encode_request(request, number, self._name))
-        fate = network.fate()
         timer = loop.call_later(timeout_ms / 1000, self.end)
-        name = f"{self._name} {api.name} v{version} #{number}"
-        self._calls[number] = _Call(name, response_type_for(request), done, timer, peek, fate == "answer lost")
-        network.host.note(f"> {name} {zlib.crc32(frame):08x}" + (f" {fate}" if fate else ""))
-        if fate == "request lost":
-            self._is_silent = True  # TCP has no holes: what follows on this connection does not arrive either
-        if fate == "cut":
-            loop.call_later(network.delay(), self.end)
-        if not self._is_silent:
-            self._last_arrival = max(self._last_arrival, loop.time() + network.delay())
-            loop.call_at(self._last_arrival, self._arrive, frame)
-        network.repeat_later(name, frame, may_repeat)
+        self._calls[number] = _Call(response_type_for(request), done, timer, peek)
+        self.launch(number, f"{self._name} {api.name} v{version} #{number}", frame, may_repeat)
         return done
 
-    def end(self) -> None:
-        """The client gives up, or the connection was cut: whoever waits learns that nothing is known."""
-        if self.is_open:
-            self.is_open = False
-            self._server.close()
-            self._fail_all()
-
-    def _arrive(self, frame: bytes) -> None:
-        if not self._server.is_closed:
-            self._network.host.deliver(self._server, frame)
-
-    def _answered(self, data: bytes) -> None:
-        call = self._calls.get(read_correlation_id(memoryview(data)[4:]))
-        self._network.host.happened()
-        if call is None or not self.is_open:
-            return
-        self._network.host.note(f"< {call.name} {zlib.crc32(data):08x}")
+    def open_answer(self, number: int, data: bytes) -> Any:
+        call = self._calls[number]
         response = decode_response(call.response_type, memoryview(data)[4:])
         if call.peek is not None:
             call.peek(response)
-        if call.is_answer_lost:
-            self._is_silent = True
-        if not self._is_silent:
-            self._last_answer = max(self._last_answer, self._network.loop.time() + self._network.delay())
-            self._network.loop.call_at(self._last_answer, self._give, call, response)
+        return response
 
-    def _give(self, call: _Call, response: Any) -> None:
-        call.timer.cancel()
-        if not call.done.done():
-            call.done.set_result(response)
+    def give(self, number: int, answer: Any) -> None:
+        call = self._calls.pop(number, None)
+        if call is not None:
+            call.timer.cancel()
+            call.done.set_result(answer)
 
-    def _server_ended(self) -> None:
-        if self.is_open:
-            self._network.loop.call_later(self._network.delay(), self.end)
-
-    def _fail_all(self) -> None:
+    def on_end(self) -> None:
         for call in self._calls.values():
             call.timer.cancel()
             if not call.done.done():
                 call.done.set_exception(Lost())
                 call.done.exception()  # a client that is gone does not look
+        self._calls.clear()
 
 
 class Network:
@@ -226,6 +266,12 @@ class Network:
         slow = weather.slow_max_ms if self._chance.random() < weather.slow_rate else 0
         return (0.1 + self._chance.random() * (weather.delay_max_ms + slow)) / 1000
 
+    def piece(self, count: int) -> int:
+        """How many of these bytes one call on a socket takes: TCP promises no more than one."""
+        if count > 1 and self._chance.random() < self.weather.piece_rate:
+            return self._chance.randint(1, count)
+        return count
+
     def fate(self) -> str:
         weather, dice = self.weather, self._chance.random()
         for name, rate in (
@@ -242,10 +288,12 @@ class Network:
         """So much time has passed at once that no packet of before can still be under way."""
         self._storms += 1
 
-    def repeat_later(self, name: str, frame: bytes, may_repeat: Callable[[], bool]) -> None:
+    def repeat_later(self, name: str, frame: bytes, may_repeat: Callable[[], bool], *, not_before: float) -> None:
+        """Perhaps. No copy overtakes the frame itself: a client could not know that its first try had been a second."""
         if self._chance.random() < self.weather.repeat_rate:
             delay_ms = self._chance.random() ** 3 * self.weather.repeat_max_ms
-            self.loop.call_later(delay_ms / 1000, self._repeat, name, frame, self._storms, may_repeat)
+            at = max(self.loop.time() + delay_ms / 1000, not_before + _ONE_BEHIND_THE_OTHER_S)
+            self.loop.call_at(at, self._repeat, name, frame, self._storms, may_repeat)
 
     def _repeat(self, name: str, frame: bytes, storms: int, may_repeat: Callable[[], bool]) -> None:
         broker = self.host.broker_if_up()

@@ -9,10 +9,10 @@ from kio.schema.errors import ErrorCode
 
 from semel.records import read_control_batch
 from semel.records.layout import iter_batches
-from semel.records.reference import decode_batch
 from semel.verify.simulated_clients import Client, Surroundings
 from semel.verify.simulated_network import Lost
 from semel.verify.simulation_ledger import TopicPartition, Violation
+from semel.verify.simulation_views import records_of
 from semel.wire.api import Api
 
 _NO_SESSION = 0
@@ -31,7 +31,7 @@ def visible_records(partition: Any, position: int, *, is_committed: bool) -> tup
             if marker is not None and marker.kind == "abort":
                 active.discard(marker.producer_id)
         elif not (is_committed and header.is_transactional and header.producer_id in active):
-            for record in decode_batch(batch)[1]:
+            for record in records_of(batch):
                 if record.offset >= position:
                     records.append((record.offset, (record.value or b"").decode()))
         position = max(position, header.last_offset + 1)
@@ -56,10 +56,11 @@ class Fetching(Client):
             if epoch <= 0
             else {where: offset for where, offset in positions.items() if self._named.get(where) != offset}
         )
+        bytes_max = self.world.fetch_bytes_max
         topics: dict[str, list[dict[str, Any]]] = {}
         for (topic, index), offset in changed.items():
             topics.setdefault(topic, []).append(
-                {"partition": index, "fetch_offset": offset, "partition_max_bytes": 400}
+                {"partition": index, "fetch_offset": offset, "partition_max_bytes": bytes_max * 2 // 5}
             )
         forgotten: dict[str, list[int]] = {}
         for topic, index in self._named if epoch > 0 else ():
@@ -72,7 +73,7 @@ class Fetching(Client):
                 replica_id=-1,
                 max_wait=self.chance.choice((0, 30, 150)),
                 min_bytes=1,
-                max_bytes=1000,
+                max_bytes=bytes_max,
                 isolation_level=int(self.is_committed),
                 session_id=session_id,
                 session_epoch=epoch,

@@ -35,6 +35,8 @@ class Checker:
         self.views: dict[TopicPartition, LogView] = {}
         self.places: dict[str, tuple[TopicPartition, int]] = {}
         self._decisions: Decisions = {}
+        self._watched_broker: Broker | None = None
+        self._pairs: list[tuple[LogView, Partition]] = []
 
     def _view(self, partition: Partition) -> LogView:
         name = (partition.topic, partition.index)
@@ -50,22 +52,55 @@ class Checker:
     def topic_views(self, topic: str) -> list[TopicView]:
         return [view for view in self.views.values() if isinstance(view, TopicView) and view.name[0] == topic]
 
+    def topic_view(self, where: TopicPartition) -> TopicView:
+        view = self.views[where]
+        assert isinstance(view, TopicView)
+        return view
+
     # After every event.
 
     def check(self, broker: Broker) -> None:
-        # Decisions first: a commit marker without one before it is a commit that a crash can still undo.
-        partitions = sorted(broker.all_partitions(), key=lambda one: one.topic != TRANSACTION_STATE)
-        for partition in partitions:
-            view = self._view(partition)
+        """Take up what is new in the logs. Nothing else can have changed; `check_all` sees to it that this is so."""
+        are_decisions_new = False
+        for view, partition in self._watched(broker):
             if view.is_up_to_date(partition):
                 continue
             view.read(partition)
             if isinstance(view, OffsetsView) and view.touched:
                 self._check_offsets(broker, view)
-        for states in self._decisions.values():
-            del states[:-1]
+            elif isinstance(view, DecisionsView):
+                are_decisions_new = True
+        if are_decisions_new:
+            for states in self._decisions.values():
+                del states[:-1]
         if broker.metrics.unexpected_errors:
             raise Violation("the broker met an error that it does not know; see its log")
+
+    def _watched(self, broker: Broker) -> list[tuple[LogView, Partition]]:
+        """The partitions and their views, decisions first: a commit marker without one can be undone by a crash."""
+        partitions = list(broker.all_partitions())
+        if broker is not self._watched_broker or len(partitions) != len(self._pairs):
+            self._watched_broker = broker
+            partitions.sort(key=lambda one: one.topic != TRANSACTION_STATE)
+            self._pairs = [(self._view(partition), partition) for partition in partitions]
+        return self._pairs
+
+    def check_all(self, broker: Broker) -> None:
+        """Read all logs anew from their beginning: they say what was learned from them bit by bit."""
+        self.check(broker)
+        anew = Checker(self.ledger, self.fsync)
+        for view, partition in self._watched(broker):
+            view.read(partition)
+            if isinstance(view, DecisionsView):
+                continue  # of decisions only the last are kept, and the log may be compacted
+            again = anew._view(partition)
+            again.is_old = True
+            again.read(partition)
+            if again.state() != view.state():
+                raise Violation(f"{view.where}, read anew, says {again.state()}, and as it grew {view.state()}")
+            if isinstance(view, OffsetsView):
+                view.touched.update(dict.fromkeys(view.committed))
+                self._check_offsets(broker, view)
 
     def _check_offsets(self, broker: Broker, view: OffsetsView) -> None:
         for group_id in view.touched:
@@ -77,8 +112,7 @@ class Checker:
 
     def check_readable(self, where: TopicPartition, records: list[tuple[int, str]]) -> None:
         """All that a reader of committed records is given at this moment is decided, and decided so."""
-        view = self.views[where]
-        assert isinstance(view, TopicView)
+        view = self.topic_view(where)
         for offset, value in records:
             seen = view.records[offset]
             if seen.value != value or seen.fate not in ("plain", "commit"):
@@ -114,8 +148,7 @@ class Checker:
         place = self.places.get(value)
         if place is None or place[0] != where:
             raise Violation(f"{value} was acknowledged in {where}, and {when} it is at {place}")
-        view = self.views[where]
-        assert isinstance(view, TopicView)
+        view = self.topic_view(where)
         if view.records[place[1]].fate != fate:
             raise Violation(f"{value} at {where} is to be {fate}, and {when} it is {view.records[place[1]].fate}")
 
@@ -123,8 +156,7 @@ class Checker:
         if not reader.is_committed:
             return
         for where, records in reader.seen.items():
-            view = self.views[where]
-            assert isinstance(view, TopicView)
+            view = self.topic_view(where)
             for offset, value in records:
                 seen = view.records.get(offset)
                 is_transactional = value.partition("/")[0] in self.ledger.transactions
@@ -157,8 +189,7 @@ class Checker:
     def check_reader(self, reader: Any) -> None:
         """It has seen every committed record once, in order; or every record, if it reads all."""
         for where, seen in reader.seen.items():
-            view = self.views[where]
-            assert isinstance(view, TopicView)
+            view = self.topic_view(where)
             expected = (
                 list(view.committed())
                 if reader.is_committed

@@ -6,6 +6,7 @@ stands in a log can be traced back to who asked for it and what it was told.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -52,6 +53,11 @@ class Ledger:
     def begin(self, key: str) -> Transaction:
         transaction = self.transactions[key] = Transaction(key)
         return transaction
+
+    def request_commit(self, transaction: Transaction, written: Mapping[str, TopicPartition]) -> None:
+        """The client is about to commit all of this: if it comes about, then whole."""
+        transaction.acknowledged.update(written)
+        transaction.is_commit_requested = True
 
     def answer(self, transaction: Transaction, outcome: Outcome) -> None:
         """The client was told how its transaction ended."""

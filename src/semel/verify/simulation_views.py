@@ -5,8 +5,9 @@ A view follows one partition; it knows which records are committed, aborted or o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from semel.broker.storage.partition import Partition
@@ -14,7 +15,7 @@ from semel.core.group_coordinator import decode_record
 from semel.core.group_records import OffsetRecord
 from semel.core.transaction_metadata import TransactionStatus
 from semel.core.transaction_records import TransactionTombstone, decode_transaction
-from semel.records import read_control_batch
+from semel.records import ControlMarker, read_control_batch
 from semel.records.layout import BatchHeader
 from semel.records.reference import Record, decode_batch
 from semel.verify.simulation_ledger import Ledger, Outcome, TopicPartition, Violation, transaction_key
@@ -24,6 +25,21 @@ Decisions = dict[int, list[TransactionStatus]]
 """By producer id, the states in `__transaction_state`: that of the last look, and those that have come since."""
 
 _COMMITTED = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.COMPLETE_COMMIT)
+
+
+def records_of(batch: memoryview) -> Sequence[Record]:
+    """The records of a batch. The same bytes are met often, in the log and by every reader; they are decoded once."""
+    return _decoded(bytes(batch))
+
+
+@lru_cache(maxsize=10_000)
+def _decoded(batch: bytes) -> tuple[Record, ...]:
+    return tuple(decode_batch(batch, check_crc=False)[1])
+
+
+@lru_cache(maxsize=10_000)
+def _marker(batch: bytes) -> ControlMarker | None:
+    return read_control_batch(batch, check_crc=False)
 
 
 @dataclass(slots=True)
@@ -74,7 +90,7 @@ class LogView:
 
     def _take(self, header: BatchHeader, batch: memoryview) -> None:
         if header.is_control:
-            marker = read_control_batch(batch, check_crc=False)
+            marker = _marker(bytes(batch))
             if marker is not None:
                 self._first_offsets.pop(marker.producer_id, None)
                 decided = self.decisions.get(marker.producer_id, [])
@@ -85,7 +101,7 @@ class LogView:
             return
         if header.is_transactional:
             self._first_offsets.setdefault(header.producer_id, header.base_offset)
-        self.on_records(header, decode_batch(batch, check_crc=False)[1])
+        self.on_records(header, records_of(batch))
 
     def _check_offsets(self, partition: Partition) -> None:
         stable, high_watermark = partition.last_stable_offset, partition.high_watermark
@@ -102,14 +118,18 @@ class LogView:
     def on_marker(self, producer_id: int, outcome: Outcome) -> None:
         raise NotImplementedError
 
-    def on_records(self, header: BatchHeader, records: list[Record]) -> None:
+    def on_records(self, header: BatchHeader, records: Sequence[Record]) -> None:
         raise NotImplementedError
+
+    def state(self) -> object:
+        """What has been learned from the log."""
+        return self.end_offset
 
 
 class DecisionsView(LogView):
     """A partition of `__transaction_state`."""
 
-    def on_records(self, header: BatchHeader, records: list[Record]) -> None:
+    def on_records(self, header: BatchHeader, records: Sequence[Record]) -> None:
         for record in records:
             decoded = None if record.key is None else decode_transaction(record.key, record.value)
             if decoded is not None and not isinstance(decoded, TransactionTombstone):
@@ -134,13 +154,17 @@ class TopicView(LogView):
         self._places = places
         self._open: dict[int, list[int]] = {}
         self._sequences: set[tuple[int, int, int]] = set()
+        self._last_numbers: dict[str, int] = {}
         self.records: dict[int, SeenRecord] = {}
+
+    def state(self) -> object:
+        return self.end_offset, self._first_offsets, self._open, self.records
 
     def committed(self) -> Iterator[tuple[int, str]]:
         """Offset and value of all that a reader of committed records is to see, in order."""
         return ((offset, record.value) for offset, record in self.records.items() if record.fate in ("plain", "commit"))
 
-    def on_records(self, header: BatchHeader, records: list[Record]) -> None:
+    def on_records(self, header: BatchHeader, records: Sequence[Record]) -> None:
         if header.producer_id >= 0:
             sequence = (header.producer_id, header.producer_epoch, header.base_sequence)
             if sequence in self._sequences:
@@ -151,9 +175,18 @@ class TopicView(LogView):
             place = (self.name, record.offset)
             if self._places.setdefault(value, place) != place:
                 raise Violation(f"{value} is at {place} and at {self._places[value]}")
+            self._check_order(value)
             self.records[record.offset] = SeenRecord(value, "open" if header.is_transactional else "plain")
             if header.is_transactional:
                 self._open.setdefault(header.producer_id, []).append(record.offset)
+
+    def _check_order(self, value: str) -> None:
+        key, _, rest = value.partition("/")
+        number = rest.partition("=")[0]
+        if number.isdigit():  # others write under more than one producer id, where nothing keeps the order
+            if int(number) <= self._last_numbers.get(key, -1):
+                raise Violation(f"{self.where} has {value} behind number {self._last_numbers[key]}, sent after it")
+            self._last_numbers[key] = int(number)
 
     def on_marker(self, producer_id: int, outcome: Outcome) -> None:
         for offset in self._open.pop(producer_id, ()):
@@ -181,7 +214,10 @@ class OffsetsView(LogView):
         self.committed: dict[str, dict[TopicPartition, SeenOffset]] = {}
         self.touched: dict[str, None] = {}
 
-    def on_records(self, header: BatchHeader, records: list[Record]) -> None:
+    def state(self) -> object:
+        return self.end_offset, {group_id: offsets for group_id, offsets in self.committed.items() if offsets}
+
+    def on_records(self, header: BatchHeader, records: Sequence[Record]) -> None:
         for record in records:
             decoded = None if record.key is None else decode_record(record.key, record.value)
             if not isinstance(decoded, OffsetRecord):

@@ -1,0 +1,106 @@
+"""What a transactional producer may say after a commit that was refused or lost. The coordinator is scripted."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from semel.client import transaction_owner
+from semel.client.cluster import Cluster
+from semel.client.config import ProducerConfig
+from semel.client.ownership import Owner, ProducerIdentity
+from semel.client.retry import Patience
+from semel.client.sender import Sender, Stored
+from semel.client.transaction_owner import Outcome, TransactionOwner
+from semel.client.transaction_state import State
+from semel.client.transactions import TransactionCalls
+from semel.errors import CommitUnknown, ConnectionLost, Fenced, TransactionAborted
+
+MINE = ProducerIdentity(7, 3)
+
+
+class Coordinator:
+    """Takes the place of `TransactionCalls`' requests; each answer is a value or an exception."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.init: list[Any] = [MINE]
+        self.end: list[Any] = []
+        self.owner: list[Any] = []
+        for name, script in (("init_producer_id", self.init), ("end", self.end), ("owner", self.owner)):
+            patch.setattr(TransactionCalls, name, lambda *_, script=script, **__: _next(script))
+
+
+def _next(script: list[Any]) -> Any:
+    answer = script.pop(0)
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+def open_transaction(protocol: int) -> TransactionOwner:
+    """A producer that has written to `t-0` at offset 5 and is about to commit."""
+    stub = SimpleNamespace(
+        transaction_protocol=protocol,
+        config=SimpleNamespace(api_timeout_ms=10),
+        patience=lambda budget_ms=None: Patience(0, 1, 1),
+    )
+    cluster = cast(Cluster, stub)
+    owner = TransactionOwner(cluster, Sender(cluster, ProducerConfig(transactional_id="id")), "id", 60_000)
+    owner.begin()
+    owner.note_sending()
+    owner.note_stored([Stored("t", 0, 5, 1)])
+    return owner
+
+
+def test_a_refused_commit_can_be_aborted_though_nobody_can_be_asked_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection was lost between the refusal and the question: the producer must not stay half-way."""
+    coordinator = Coordinator(monkeypatch)
+    owner = open_transaction(2)
+    coordinator.end.append(Fenced("fenced", code=ErrorCode.producer_fenced, is_fatal=True))
+    coordinator.owner.append(ConnectionLost("gone"))
+    with pytest.raises(TransactionAborted):
+        owner.commit(None)
+    assert owner.state is State.DOOMED
+
+
+@pytest.mark.parametrize(("protocol", "epoch"), [(1, 3), (2, 4)])
+def test_a_lost_commit_is_not_told_by_the_marker_of_an_earlier_transaction(
+    protocol: int, epoch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protocol 1 ends a transaction under its own epoch, protocol 2 under the next; lower ones are of before."""
+    asked: list[int] = []
+
+    def find_marker(*_: Any, producer_epoch_min: int, **__: Any) -> Any:
+        asked.append(producer_epoch_min)
+        return SimpleNamespace(kind="abort")
+
+    monkeypatch.setattr(transaction_owner, "find_marker", find_marker)
+    coordinator = Coordinator(monkeypatch)
+    owner = open_transaction(protocol)
+    coordinator.end.append(ConnectionLost("gone"))
+    with pytest.raises(CommitUnknown):
+        owner.commit(None)
+    coordinator.owner.append(Owner(MINE.following, "CompleteAbort"))
+    coordinator.init.append(ProducerIdentity(7, 5))
+    assert owner.resolve() is Outcome.ABORTED
+    assert (asked, owner.state) == ([epoch], State.READY)
+
+
+def test_resolve_can_be_called_again_until_it_has_told_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It found the marker and then lost the coordinator: an outcome that nobody was told must not be forgotten."""
+    monkeypatch.setattr(transaction_owner, "find_marker", lambda *_, **__: SimpleNamespace(kind="commit"))
+    coordinator = Coordinator(monkeypatch)
+    owner = open_transaction(2)
+    coordinator.end.append(ConnectionLost("gone"))
+    with pytest.raises(CommitUnknown):
+        owner.commit(None)
+    coordinator.owner += [Owner(MINE.following, "CompleteCommit")] * 2
+    coordinator.init += [ConnectionLost("gone"), ProducerIdentity(7, 5)]
+    with pytest.raises(ConnectionLost):
+        owner.resolve()
+    assert owner.state is State.UNKNOWN
+    assert owner.resolve() is Outcome.COMMITTED
+    assert owner.state is State.READY
