@@ -121,7 +121,12 @@ def what_is_seen(client: RawConnection) -> str:
 
 def write_until(bootstrap: str, topic: str, is_over: Callable[[], bool]) -> list[str]:
     """One idempotent producer that never gives up; what it was told is stored, in order."""
-    settings = {"bootstrap.servers": bootstrap, "request.timeout.ms": 500, "retry.backoff.ms": 10}
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "client.id": "writer",
+        "request.timeout.ms": 500,
+        "retry.backoff.ms": 10,
+    }
     acknowledged: list[str] = []
     with Producer(settings) as producer:
         for number in itertools.count():

@@ -417,7 +417,8 @@ def test_a_whole_plan_is_carried_out_and_its_record_is_a_plan_again(workers: Sle
     """All kinds at once beside a producer that copes: each is in the record, and nothing it was told of is lost."""
     with EmbeddedTarget(tmp_path / "broker", fsync="never") as target, FaultProxy(target.bootstrap) as proxy:
         topic = new_topic(target.bootstrap)
-        cast = target.cast([Worker("one"), Worker("two", ("stranger",))], longest_timeout_ms=300, apis=["PRODUCE"])
+        known = [Worker("one", client_id="writer"), Worker("two", ("stranger",))]
+        cast = target.cast(known, longest_timeout_ms=300, apis=["PRODUCE"])
         plan = make_plan(0, choose_kinds(None, target.impossible).rates, 7_000, replace(cast, restart_ms=500))
         assert set(plan.counts()) == set(FaultKind)
         with Driver(plan, target, record_path=tmp_path / "faults.jsonl", proxy=proxy, workers=workers) as driver:

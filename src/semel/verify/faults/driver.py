@@ -12,7 +12,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol, Self
@@ -22,7 +24,7 @@ from semel.testing.proxy import Cut, Direction
 from semel.verify.faults.hijack import NoOwner, hijack
 from semel.verify.faults.kinds import PROXY_KINDS, FaultKind
 from semel.verify.faults.plan import BROKERS_LANE, Fault, FaultPlan
-from semel.verify.faults.proxy import FaultProxy, Hold, HoldUntil, Match, Repeat, Silence, Treatment
+from semel.verify.faults.proxy import Crash, FaultProxy, Hold, HoldUntil, Match, Repeat, Silence, Treatment
 from semel.verify.faults.targets import Target
 from semel.wire import Api
 
@@ -30,6 +32,7 @@ _TRAP_PATIENCE_MS: Final = 10_000
 """How long a fault waits for its request to come by."""
 _POLL_S: Final = 0.05
 _JOIN_S: Final = 120.0
+_DEATH_S: Final = 2.0
 
 
 class Workers(Protocol):
@@ -162,7 +165,7 @@ class Driver:
             return self._target.impossible[fault.kind]
         if fault.kind in PROXY_KINDS and self._proxy is None:
             return "there is no proxy between the clients and the brokers"
-        if fault.details.get("workers") and self._workers is None:
+        if (fault.details.get("workers") or fault.details.get("victim")) and self._workers is None:
             return "there are no worker processes"
         if "broker" in fault.details:
             if FaultKind.PAUSE in self._target.impossible:
@@ -322,7 +325,7 @@ class Driver:
         """In words what it met, and from when to when."""
         if self._proxy is None:
             raise InvalidState("There is no proxy in this run.")
-        trap = self._proxy.set_trap(_match(fault), _treatment(fault))
+        trap = self._proxy.set_trap(_match(fault), self._treatment(fault))
         if not self._polled(trap.wait_struck, _TRAP_PATIENCE_MS) and self._proxy.remove_trap(trap):
             raise _Missed(f"no such {fault.details.get('direction', 'request')} came by")
         self._polled(trap.wait_over, fault.for_ms + _TRAP_PATIENCE_MS)
@@ -331,7 +334,35 @@ class Driver:
             raise InvalidState(f"The proxy did not finish the fault {fault.number} ({fault.kind}).")
         met = trap.passage
         note = f"{Api(met.api_key).name} v{met.api_version} of client {met.client_id!r}, connection {met.connection}"
+        if fault.kind is FaultKind.CRASH:
+            self._last(fault)
+            self._known_workers.start(str(fault.details["victim"]))
         return note, trap.began_ns, trap.ended_ns
+
+    def _treatment(self, fault: Fault) -> Treatment:
+        match fault.kind:
+            case FaultKind.CRASH:
+                return Crash(partial(self._kill_at_once, str(fault.details["victim"])), Cut(fault.details["when"]))
+            case FaultKind.CUT:
+                return Cut(fault.details["when"])
+            case FaultKind.DELAY:
+                return Hold(fault.for_ms)
+            case FaultKind.SILENCE:
+                return Silence()
+            case FaultKind.REPEAT:
+                return Repeat(fault.for_ms)
+            case _:
+                return HoldUntil(Match(Api[str(fault.details["overtaker"])], Direction.RESPONSE), fault.for_ms)
+
+    def _kill_at_once(self, name: str) -> None:
+        """Return when the process is gone: what it has sent is then its last word."""
+        process_id = self._known_workers.process_id(name)
+        if process_id is not None:  # else another fault was quicker, and this request is what is left of it
+            with suppress(ProcessLookupError):
+                os.kill(process_id, signal.SIGKILL)
+            deadline = time.monotonic() + _DEATH_S
+            while self._known_workers.process_id(name) == process_id and time.monotonic() < deadline:
+                time.sleep(_DEATH_S / 1_000)
 
     def _polled(self, wait: Callable[[float], bool], timeout_ms: float) -> bool:
         """Wait, unless the run is stopped."""
@@ -353,17 +384,3 @@ def _match(fault: Fault) -> Match:
         None if client_id is None else str(client_id),
         int(fault.details.get("nth") or 1),
     )
-
-
-def _treatment(fault: Fault) -> Treatment:
-    match fault.kind:
-        case FaultKind.CUT:
-            return Cut(fault.details["when"])
-        case FaultKind.DELAY:
-            return Hold(fault.for_ms)
-        case FaultKind.SILENCE:
-            return Silence()
-        case FaultKind.REPEAT:
-            return Repeat(fault.for_ms)
-        case _:
-            return HoldUntil(Match(Api[str(fault.details["overtaker"])], Direction.RESPONSE), fault.for_ms)

@@ -21,6 +21,7 @@ class FaultKind(StrEnum):
     STORM = "storm"
     WORKER_KILL = "worker-kill"
     WORKER_PAUSE = "worker-pause"
+    CRASH = "crash"
     HIJACK = "hijack"
     CUT = "cut"
     DELAY = "delay"
@@ -46,6 +47,7 @@ ABOUT: Final[Mapping[FaultKind, About]] = {
     FaultKind.STORM: About("all workers, or a broker, stand still for longer than every time-out", 0.7),
     FaultKind.WORKER_KILL: About("a worker is killed (SIGKILL) and started again", 4),
     FaultKind.WORKER_PAUSE: About("a worker stands still (SIGSTOP) for up to two seconds", 3),
+    FaultKind.CRASH: About("a worker is killed (SIGKILL) with a request of its on the way, which arrives or not", 4),
     FaultKind.HIJACK: About("another client takes a worker's transactional.id, as a zombie or a twin would", 2),
     FaultKind.CUT: About("a connection is cut before or after a request or an answer", 20),
     FaultKind.DELAY: About("a request or an answer is held back, often past the client's time-out", 8),
@@ -57,8 +59,10 @@ ABOUT: Final[Mapping[FaultKind, About]] = {
 BROKER_KINDS: Final = frozenset({FaultKind.KILL, FaultKind.RESTART, FaultKind.PAUSE, FaultKind.DISK, FaultKind.CLOCK})
 """What is done to a broker's process or machine."""
 
-PROXY_KINDS: Final = frozenset({FaultKind.CUT, FaultKind.DELAY, FaultKind.SILENCE, FaultKind.REPEAT, FaultKind.REORDER})
-"""What is done to single requests and answers on their way."""
+PROXY_KINDS: Final = frozenset(
+    {FaultKind.CRASH, FaultKind.CUT, FaultKind.DELAY, FaultKind.SILENCE, FaultKind.REPEAT, FaultKind.REORDER}
+)
+"""What is done to single requests and answers on their way, or when one comes by."""
 
 
 @dataclass(frozen=True, slots=True)

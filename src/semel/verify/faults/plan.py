@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypeVar
 from semel.errors import ConfigError
 from semel.verify.faults.kinds import PROXY_KINDS, FaultKind, LeftOut
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 T = TypeVar("T")
 
 BROKERS_LANE: Final = "brokers"
@@ -178,6 +178,8 @@ def make_plan(
 def _why_nobody(kind: FaultKind, cast: Cast) -> str | None:
     if kind in (FaultKind.WORKER_KILL, FaultKind.WORKER_PAUSE) and not cast.workers:
         return "there are no worker processes"
+    if kind is FaultKind.CRASH and not any(worker.client_id is not None for worker in cast.workers):
+        return "no worker process is known by its requests"
     if kind is FaultKind.STORM and not cast.workers and not cast.can_pause_brokers:
         return "there is nobody to stop: no worker processes, and the brokers are somebody else's"
     if kind is FaultKind.HIJACK and not any(worker.transactional_ids for worker in cast.workers):
@@ -245,7 +247,11 @@ _REQUESTS: Final[Mapping[str, int]] = {
     "JOIN_GROUP": 1,
     "SYNC_GROUP": 1,
     "HEARTBEAT": 1,
+    "OFFSET_COMMIT": 3,
 }
+_OF_A_TRANSACTIONAL_COPIER: Final = frozenset(_REQUESTS) - {"OFFSET_COMMIT"}
+# Who dies here has done one step of its work and not the next.
+_STEPS: Final = ("END_TXN", "PRODUCE", "TXN_OFFSET_COMMIT", "OFFSET_COMMIT")
 # A second InitProducerId fences its own client by right, which is what the kind "hijack" does on purpose.
 _REPEATABLE: Final = ("END_TXN", "PRODUCE", "TXN_OFFSET_COMMIT", "ADD_PARTITIONS_TO_TXN", "ADD_OFFSETS_TO_TXN")
 _OVERTAKERS: Final = ("PRODUCE", "END_TXN", "FETCH", "TXN_OFFSET_COMMIT")
@@ -302,6 +308,13 @@ def _worker_pause(chance: _Chance, cast: Cast) -> _Drawn:
     return chance.whole(100, 2_000), _some_worker(chance, cast)
 
 
+def _crash(chance: _Chance, cast: Cast) -> _Drawn:
+    victim = chance.one_of([worker for worker in cast.workers if worker.client_id is not None])
+    met = _frame(chance, cast, _STEPS)
+    when = chance.one_of(("before", "after"))
+    return chance.whole(0, 500), {**met, "client_id": victim.client_id, "victim": victim.name, "when": when}
+
+
 def _hijack(chance: _Chance, cast: Cast) -> _Drawn:
     ids = [one for worker in cast.workers for one in worker.transactional_ids]
     keeps_epoch = chance.is_under(0.5)
@@ -310,7 +323,8 @@ def _hijack(chance: _Chance, cast: Cast) -> _Drawn:
 
 
 def _frame(chance: _Chance, cast: Cast, requests: Iterable[str] = _REQUESTS) -> dict[str, Detail]:
-    names = [name for name in requests if not cast.apis or name in cast.apis] or list(requests)
+    known = cast.apis or _OF_A_TRANSACTIONAL_COPIER
+    names = [name for name in requests if name in known] or list(requests)
     weighted = [name for name in names for _ in range(_REQUESTS[name])]
     clients = [worker.client_id for worker in cast.workers if worker.client_id is not None]
     client_id = chance.one_of(clients) if clients and chance.is_under(0.5) else None
@@ -349,6 +363,7 @@ _DRAWS: Final[Mapping[FaultKind, Callable[[_Chance, Cast], _Drawn]]] = {
     FaultKind.STORM: _storm,
     FaultKind.WORKER_KILL: _worker_kill,
     FaultKind.WORKER_PAUSE: _worker_pause,
+    FaultKind.CRASH: _crash,
     FaultKind.HIJACK: _hijack,
     FaultKind.CUT: _cut,
     FaultKind.DELAY: _delay,

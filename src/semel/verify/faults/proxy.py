@@ -26,6 +26,8 @@ from semel.wire import Api
 _POLL_S: Final = 0.002
 _ANSWER_S: Final = 10.0
 """How long a broker is given to answer a request that nobody waits for any more."""
+_LAST_ANSWER_S: Final = 1.0
+"""The same for the last request of a dead client, which with acks=0 has no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,15 @@ class Repeat:
     after_ms: float
 
 
-Treatment = Cut | Hold | HoldUntil | Silence | Repeat
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """Let `kill` end the client while its request is here; the request then goes on (AFTER), or is gone with it."""
+
+    kill: Callable[[], None]
+    when: Cut
+
+
+Treatment = Crash | Cut | Hold | HoldUntil | Silence | Repeat
 
 
 class Trap:
@@ -201,6 +211,11 @@ class FaultProxy(KafkaProxy):
         treatment = trap.treatment
         try:
             match treatment:
+                case Crash(kill, when):
+                    kill()
+                    if when is Cut.BEFORE:
+                        return False
+                    self._deliver_late(connection, passage, deliver, _LAST_ANSWER_S)
                 case Cut():
                     if treatment is Cut.AFTER:
                         deliver()
@@ -230,11 +245,13 @@ class FaultProxy(KafkaProxy):
             self._held.pop(trap, None)
         trap.end()
 
-    def _deliver_late(self, connection: Connection, passage: Passage, deliver: Callable[[], None]) -> None:
+    def _deliver_late(
+        self, connection: Connection, passage: Passage, deliver: Callable[[], None], answer_s: float = _ANSWER_S
+    ) -> None:
         deliver()
         if passage.direction is Direction.REQUEST and _has_hung_up(connection.client):
             # The end of the connection must not reach the broker before it has taken the request.
-            deadline = time.monotonic() + _ANSWER_S
+            deadline = time.monotonic() + answer_s
             while passage.correlation_id in connection.asked and time.monotonic() < deadline:
                 if self._closing.wait(_POLL_S):
                     return
