@@ -140,6 +140,17 @@ class FaultPlan:
         faults.sort(key=lambda fault: (fault.at_ms, fault.number))
         return cls(seed, max((one.at_ms + one.for_ms for one in faults), default=0), tuple(faults))
 
+    def renamed(self, apis: Mapping[str, str]) -> Self:
+        """The same plan for clients that make other requests for the same steps."""
+
+        def moved(details: Mapping[str, Detail]) -> dict[str, Detail]:
+            return {
+                name: apis.get(str(value), value) if name in ("api", "overtaker") else value
+                for name, value in details.items()
+            }
+
+        return replace(self, faults=tuple(replace(one, details=moved(one.details)) for one in self.faults))
+
     def counts(self) -> dict[FaultKind, int]:
         """How many of each kind."""
         found: dict[FaultKind, int] = {}
@@ -192,6 +203,7 @@ class _Chance:
 
     def __init__(self, source: random.Random) -> None:
         self._next = source.random
+        self._deck: list[object] = []
 
     def whole(self, low: int, high: int) -> int:
         """From `low` to `high`, both included."""
@@ -199,6 +211,13 @@ class _Chance:
 
     def one_of(self, choices: Sequence[T]) -> T:
         return choices[self.whole(0, len(choices) - 1)]
+
+    def dealt(self, cards: Sequence[T]) -> T:
+        """One after the other in random order, and again when all were dealt: each comes even if few are drawn."""
+        if not self._deck:
+            rest = list(cards)
+            self._deck = [rest.pop(self.whole(0, len(rest) - 1)) for _ in cards]
+        return self._deck.pop()  # type: ignore[return-value]  # a stream deals from one set of cards only
 
     def is_under(self, share: float) -> bool:
         return self._next() < share
@@ -310,9 +329,11 @@ def _worker_pause(chance: _Chance, cast: Cast) -> _Drawn:
 
 def _crash(chance: _Chance, cast: Cast) -> _Drawn:
     victim = chance.one_of([worker for worker in cast.workers if worker.client_id is not None])
-    met = _frame(chance, cast, _STEPS)
-    when = chance.one_of(("before", "after"))
-    return chance.whole(0, 500), {**met, "client_id": victim.client_id, "victim": victim.name, "when": when}
+    known = cast.apis or _OF_A_TRANSACTIONAL_COPIER
+    steps = [name for name in _STEPS if name in known] or list(_STEPS)
+    api, when = chance.dealt([(api, when) for api in steps for when in ("before", "after")])
+    met = {"api": api, "client_id": victim.client_id, "nth": chance.whole(1, 3)}
+    return chance.whole(0, 500), {**met, "victim": victim.name, "when": when}
 
 
 def _hijack(chance: _Chance, cast: Cast) -> _Drawn:
