@@ -9,6 +9,7 @@ import typer
 
 from semel.cli.bench import bench
 from semel.cli.demo import demo
+from semel.cli.guarantees import guarantees
 from semel.cli.verify import verify
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(bench)
 app.command()(demo)
+app.command()(guarantees)
 app.command()(verify)
 
 

@@ -59,7 +59,7 @@ def verify(
             faults=faults,
             seed=random.randrange(1_000_000) if seed is None else seed,
             time_s=parse_time(time),
-            options=Options.from_mapping(dict(map(_parse_option, option or []))),
+            options=Options.from_mapping(dict(map(parse_option, option or []))),
             transaction_version=transaction_version,
             replay=replay,
         )
@@ -89,7 +89,7 @@ def parse_time(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def _parse_option(text: str) -> tuple[str, Any]:
+def parse_option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     default = {one.name: one.default for one in fields(Options)}.get(name)
     if not equals or default is None:

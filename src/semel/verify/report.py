@@ -23,7 +23,7 @@ from semel.verify.timeline import Counts, Figures, Timeline, timeline_of
 REPORT_NAME: Final = "report.html"
 _FAULTS_LISTED_MAX: Final = 400
 
-_STYLE: Final = """
+STYLE: Final = """
 :root { color-scheme: light dark; --line: color-mix(in srgb, currentColor 15%, transparent);
         --good: #2e8b57; --bad: #c0392b; --dim: color-mix(in srgb, currentColor 60%, transparent); }
 body { max-width: 860px; margin: 2rem auto; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; }
@@ -57,13 +57,15 @@ def render(
     run: Mapping[str, Any], verdict: Mapping[str, Any], faults: Sequence[Mapping[str, Any]], timeline: Timeline
 ) -> str:
     """The page. `run` has what the run was asked for: workload, client, target, seed, command, and notes."""
-    title = f"{run['workload']} with {run['client']} on {run['target']}"
+    kind = run.get("guarantee", "exactly-once")
+    what = run["workload"] if kind == "exactly-once" else f"{run['workload']}, {kind},"
+    title = f"{what} with {run['client']} on {run['target']}"
     done = [fault for fault in faults if fault.get("outcome") == "done"]
     return "\n".join(
         (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>semel verify: {escape(title)}</title><style>{_STYLE}</style></head><body>",
+            f"<title>semel verify: {escape(title)}</title><style>{STYLE}</style></head><body>",
             f"<h1>{escape(title)}</h1>",
             f'<p class="dim">seed {run["seed"]}, {timeline.seconds:,} seconds, {escape(str(run.get("began", "")))}</p>',
             *_verdict(verdict),

@@ -54,9 +54,18 @@ class RunSettings:
     transaction_version: int | None = None
     replay: Path | None = None
     """A plan or a record of faults to be carried out instead of one made from the seed."""
+    has_given_input: bool = False
+    """The input is no part of what is tried: sources use Semel's client, meet no fault of their own and send all of
+    their `options.records`, so that runs with the same seed have the same input."""
+    apis: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Which requests faults are planned for, and which they strike instead; {} for a transactional pipeline's."""
+    part_of: str | None = None
+    """The command of which this run is a part."""
 
     def command(self) -> str:
         """What runs it again."""
+        if self.part_of is not None:
+            return self.part_of
         words = ["semel", "verify", "--target", self.target, "--workload", self.workload, "--client", self.client]
         words += ["--seed", str(self.seed), "--time", f"{self.time_s:g}s"]
         if self.faults is not None:
@@ -106,7 +115,7 @@ def run(settings: RunSettings, watch: Watch = lambda _: None) -> Finished:
     )
     chosen = choose_kinds(settings.faults, target.impossible)
     workload = make_workload(settings.workload, f"verify-{time.time_ns():x}", settings.options)
-    plan = workload.plan(settings.client)
+    plan = workload.plan(settings.client, {"source": "semel"} if settings.has_given_input else None)
     with target, FaultProxy(target.bootstrap) as proxy:
         return _Run(settings, target, proxy, plan, chosen, watch).carry_out()
 
@@ -132,7 +141,7 @@ class _Run:
             plan,
             self._manifest,
             folder=self._folder,
-            bootstrap=proxy.bootstrap,
+            bootstrap_of=lambda worker: target.bootstrap if self._is_spared(worker) else proxy.bootstrap,
             seed=settings.seed,
             settings={},
         )
@@ -146,11 +155,13 @@ class _Run:
         workers = [
             Worker(worker.name, transactional_ids=(name,) if self._is_transactional(worker) else (), client_id=name)
             for worker, name in names.items()
+            if not self._is_spared(worker)
         ]
         longest_ms = max(options.transaction_timeout_ms, options.session_timeout_ms)
         if settings.replay is None:
-            cast = self._target.cast(workers, longest_timeout_ms=longest_ms)
-            return make_plan(settings.seed, chosen.rates, int(settings.time_s * 1000), cast, left_out=chosen.left_out)
+            cast = self._target.cast(workers, longest_timeout_ms=longest_ms, apis=tuple(settings.apis))
+            plan = make_plan(settings.seed, chosen.rates, int(settings.time_s * 1000), cast, left_out=chosen.left_out)
+            return plan.renamed(settings.apis)
         text = settings.replay.read_text()
         if settings.replay.suffix == ".jsonl":
             return FaultPlan.from_records(text.splitlines(), seed=settings.seed)
@@ -160,14 +171,21 @@ class _Run:
         kind = worker.role.kind
         return kind == "worker" or (kind == "source" and self._settings.options.writing == "transactions")
 
+    def _is_spared(self, worker: WorkerPlan) -> bool:
+        return self._settings.has_given_input and worker.role.kind == "source"
+
     # The course of a run.
 
     def carry_out(self) -> Finished:
         (self._folder / "plan.json").write_text(self._faults.to_json())
         self._create_topics()
         try:
+            if self._settings.has_given_input:
+                # Input that is there before the workers are would be gone before the faults come.
+                self._supervisor.start_all(but="source")
+                self._wait_for_files(lambda file: file.exists())
             self._supervisor.start_all()
-            self._wait_for_work()
+            self._wait_for_files(lambda file: file.exists() and file.stat().st_size > 0, tend=True)
             self._driver.start()
             self._live()
             self._driver.stop()
@@ -186,13 +204,14 @@ class _Run:
             for topic, partitions in self._plan.topics.items():
                 admin.create_topics(topic, partitions=partitions, replication=self._settings.options.replication)
 
-    def _wait_for_work(self) -> None:
+    def _wait_for_files(self, is_there: Callable[[Path], bool], *, tend: bool = False) -> None:
         """Time counts from when everybody is at work: on a busy machine it takes seconds to load a client library."""
         deadline = time.monotonic() + _BEGIN_S
         files = [self._folder / f"{process.number}.rows" for process in self._manifest.processes[1:]]
-        while not all(file.exists() and file.stat().st_size for file in files):
+        while not all(map(is_there, files)):
             self._tell("waiting for the workers")
-            self._supervisor.tend()
+            if tend:
+                self._supervisor.tend()
             if time.monotonic() > deadline:
                 raise InvalidState(
                     f"Not every worker began to work within {_BEGIN_S:g} s: see the logs in {self._folder}."
@@ -214,9 +233,17 @@ class _Run:
 
     def _come_to_rest(self) -> None:
         """No more faults. First the sources end, then, when nothing is left to do, the workers, then the readers."""
+        deadline = time.monotonic() + _DRAIN_S
+        while self._settings.has_given_input and not self._supervisor.is_done("source"):
+            self._supervisor.tend()
+            if time.monotonic() > deadline:
+                raise InvalidState(
+                    f"The input was not written within {_DRAIN_S:g} s after the faults: is the rate low?"
+                )
+            self._tell("waiting for the rest of the input")
+            time.sleep(_TEND_S)
         self._tell("stopping the sources")
         self._supervisor.stop(["source"])
-        deadline = time.monotonic() + _DRAIN_S
         while self._has_backlog():
             self._supervisor.tend()
             if time.monotonic() > deadline:
@@ -256,6 +283,7 @@ class _Run:
         return {
             "workload": settings.workload,
             "client": settings.client,
+            "guarantee": settings.options.guarantee,
             "target": self._target.name if settings.target in ("embedded", "kafka") else settings.target,
             "seed": settings.seed,
             "time_s": settings.time_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,12 +34,19 @@ class Supervisor:
     """Has the face of `semel.verify.faults.driver.Workers`; the driver's threads call it too."""
 
     def __init__(
-        self, plan: Plan, manifest: Manifest, *, folder: Path, bootstrap: str, seed: int, settings: Mapping[str, Any]
+        self,
+        plan: Plan,
+        manifest: Manifest,
+        *,
+        folder: Path,
+        bootstrap_of: Callable[[WorkerPlan], str],
+        seed: int,
+        settings: Mapping[str, Any],
     ) -> None:
         self._plan = plan
         self._manifest = manifest
         self._folder = folder
-        self._bootstrap = bootstrap
+        self._bootstrap_of = bootstrap_of
         self._seed = seed
         self._settings = settings
         self._lock = threading.Lock()
@@ -51,9 +58,11 @@ class Supervisor:
         """How many processes there were in all."""
         return sum(worker.count for worker in self._workers.values())
 
-    def start_all(self) -> None:
-        for name in self._workers:
-            self.start(name)
+    def start_all(self, *, but: str | None = None) -> None:
+        """All that do not run yet, without those of one kind."""
+        for name, worker in self._workers.items():
+            if worker.plan.role.kind != but:
+                self.start(name)
 
     # What the driver of the faults calls.
 
@@ -78,6 +87,10 @@ class Supervisor:
         """See who has ended, and begin their next lives. Raises InvalidState if one failed by an error of its own."""
         for name in self._workers:
             self.start(name)
+
+    def is_done(self, kind: str) -> bool:
+        """Whether all workers of this kind have done what they were to do."""
+        return all(worker.is_done for worker in self._workers.values() if worker.plan.role.kind == kind)
 
     def stop(self, kinds: Iterable[str]) -> None:
         """Let the workers of these kinds end in order, and wait; one that does not is killed, as by a fault."""
@@ -117,7 +130,7 @@ class Supervisor:
             worker.plan,
             folder=self._folder,
             number=number,
-            bootstrap=self._bootstrap,
+            bootstrap=self._bootstrap_of(worker.plan),
             seed=self._seed,
             life=worker.count,
             settings=self._settings,

@@ -401,6 +401,14 @@ class _GroupConsumer(_Consuming):
                 consumer.seek(where, committed or 0)
             self._to_rewind.discard(where)
 
+    def commit(self, positions: Mapping[int, int]) -> None:
+        places = self._surroundings.partitions
+        offsets = {TopicPartition(*places[number]): at for number, at in positions.items()}
+        if self._consumer is None:
+            raise InvalidState("Nothing was read yet, so there is no position to commit.")
+        with _translated():
+            self._loop.run(self._consumer.commit(offsets))
+
     @property
     def member(self) -> object:
         return None

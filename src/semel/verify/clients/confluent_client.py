@@ -39,6 +39,8 @@ _NIMBLE: Final = {
     "metadata.recovery.strategy": "none",
     "log_level": 0,
 }
+_NO_RETRIES: Final = {"retries": 0}
+"""With acks=0, whose meaning is that a record arrives at most once."""
 _CALL_S: Final = 5.0
 """Of one try, between which is looked whether the process is to stop."""
 _FENCED_CODES: Final = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
@@ -266,6 +268,7 @@ class _PlainWriter(_Producing):
             surroundings,
             enable_idempotence=idempotent,
             acks=acks,
+            **_NO_RETRIES if acks == "0" else {},
             linger_ms=2,
             message_timeout_ms=int(surroundings.patience_s * 1000),
         )
@@ -426,6 +429,14 @@ class _GroupConsumer(_Consuming):
 
         self._surroundings.keep_trying(ask, "Asking for the group's positions")
         return answers
+
+    def commit(self, positions: Mapping[int, int]) -> None:
+        offsets = [TopicPartition(*self._surroundings.partitions[number], at) for number, at in positions.items()]
+        with _translated():
+            answers = self._consumer.commit(offsets=offsets, asynchronous=False) or []
+        for answer in answers:
+            if answer.error is not None:
+                raise _translate(answer.error)
 
     @property
     def member(self) -> object:

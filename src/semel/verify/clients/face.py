@@ -141,6 +141,10 @@ class GroupConsumer(Protocol):
         """Back to the committed positions, after a transaction that came to nothing. To be repeated while it raises."""
         ...
 
+    def commit(self, positions: Mapping[int, int]) -> None:
+        """Make these next offsets the group's, without a transaction, and wait until they are."""
+        ...
+
     @property
     def member(self) -> object:
         """Who it was in the group when the last records came, so that a late commit is refused (KIP-447)."""

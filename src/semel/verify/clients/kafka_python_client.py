@@ -224,6 +224,8 @@ class _PlainWriter(_Producing):
             "delivery_timeout_ms": int(surroundings.patience_s * 1000),
             "request_timeout_ms": int(surroundings.patience_s * 1000) - 1_000,
         }
+        if acks == "0":  # a record then arrives at most once
+            settings["retries"] = 0
         super().__init__(surroundings, settings)
 
     def write(self, records: Outgoing) -> Delivered:
@@ -346,6 +348,12 @@ class _GroupConsumer(_Consuming):
             if where in self._consumer.assignment():
                 self._consumer.seek(where, committed or 0)
             self._to_rewind.discard(where)
+
+    def commit(self, positions: Mapping[int, int]) -> None:
+        places = self._surroundings.partitions
+        offsets = {TopicPartition(*places[number]): OffsetAndMetadata(at, "", -1) for number, at in positions.items()}
+        with _translated():
+            self._consumer.commit(offsets, timeout_ms=int(self._surroundings.patience_s * 1000))
 
     @property
     def member(self) -> object:

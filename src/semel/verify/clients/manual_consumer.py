@@ -1,12 +1,13 @@
 """Consuming without a group's membership: a fixed share of the partitions, with positions kept in a group's name.
 
-Only one process may have a share at a time. What makes it so is the `transactional.id` that goes with the share: its
-next owner starts a producer with it, and whoever had it before can commit nothing any more.
+Only one process may have a share at a time. With transactions the `transactional.id` that goes with the share makes it
+so: its next owner starts a producer with it, and whoever had it before can commit nothing any more. Without, it is so
+only because a worker's next life begins when the former one is dead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from semel.client.admin import Admin
 from semel.verify.clients.face import Incoming, Reader, Surroundings
@@ -19,7 +20,9 @@ class ManualConsumer:
         self._places = {number: surroundings.partitions[number] for number in partitions}
         self._reader = reader
         self._group = group
-        self._admin = Admin({"bootstrap.servers": surroundings.bootstrap, **surroundings.settings})
+        # Under the name of its worker, so that faults that are meant for this worker find these requests too.
+        named = {"bootstrap.servers": surroundings.bootstrap, "client.id": surroundings.client_id}
+        self._admin = Admin({**named, **surroundings.settings})
         self._restarted = frozenset(partitions)
 
     def poll(self, timeout_ms: int, records_max: int) -> Incoming:
@@ -33,6 +36,9 @@ class ManualConsumer:
         committed = self._admin.committed_offsets(self._group, self._places.values(), require_stable=True)
         offsets = {(place.topic, place.partition): found.offset for place, found in committed.items()}
         self._reader.seek({number: offsets.get(place, 0) for number, place in self._places.items()})
+
+    def commit(self, positions: Mapping[int, int]) -> None:
+        self._admin.commit_offsets(self._group, {self._places[number]: at for number, at in positions.items()})
 
     @property
     def member(self) -> object:

@@ -8,7 +8,9 @@ import numpy as np
 
 from semel.verify.history import Manifest
 from semel.verify.workloads.life import Life
-from semel.verify.workloads.pipeline import Pipeline, Transform
+from semel.verify.workloads.options import GUARANTEES
+from semel.verify.workloads.pipeline import Pipeline
+from semel.verify.workloads.pipeline_worker import Transform
 from semel.verify.workloads.transactions import Batch, Taken
 
 
@@ -16,6 +18,7 @@ class Copier(Pipeline):
     name = "copier"
     summary = "workers copy a topic in transactions: every record arrives once, in the order of its key"
     worker_role = "copier"
+    guarantees = GUARANTEES
 
     def manifest(self) -> Manifest:
         copies = [(self.input, self.output)]

@@ -17,7 +17,8 @@ from semel.verify.clients.face import Outcome
 from semel.verify.history import Aggregate, Manifest
 from semel.verify.payload import decode_many
 from semel.verify.workloads.life import Life
-from semel.verify.workloads.pipeline import Pipeline, Transform
+from semel.verify.workloads.pipeline import Pipeline
+from semel.verify.workloads.pipeline_worker import Transform
 from semel.verify.workloads.roles import running_totals
 from semel.verify.workloads.transactions import Batch, Taken
 

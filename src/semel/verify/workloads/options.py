@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from semel.errors import ConfigError
 from semel.verify.clients.face import Acks
 from semel.verify.payload import BYTES_MAX, HEAD_BYTES
+
+Guarantee = Literal["at-most-once", "at-least-once", "exactly-once"]
+GUARANTEES: Final[tuple[Guarantee, ...]] = ("at-most-once", "at-least-once", "exactly-once")
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,12 @@ class Options:
     records: int = 0
     """A source (or worker) ends its life after so many; 0: when it is told to."""
     writing: Literal["transactions", "idempotent", "plain"] = "idempotent"
-    """How sources write. Workers always use transactions."""
+    """How sources write."""
     acks: Acks = "all"
     assignment: Literal["auto", "group", "manual"] = "auto"
     """How workers share the input: as members of a group, or each a fixed part; auto is whichever is safe."""
+    guarantee: Guarantee = "exactly-once"
+    """Of workers, where the workload has a choice: in transactions, or without."""
     transaction_timeout_ms: int = 15_000
     session_timeout_ms: int = 6_000
     patience_s: float = 30.0
@@ -56,6 +61,8 @@ class Options:
             raise ConfigError(f"record_bytes={self.record_bytes} is out of range: write {HEAD_BYTES} to {BYTES_MAX}.")
         if not 0 <= self.abort_fraction < 1:
             raise ConfigError(f"abort_fraction={self.abort_fraction} is out of range: write 0 to below 1.")
+        if self.guarantee not in GUARANTEES:
+            raise ConfigError(f"There is no guarantee {self.guarantee!r}: choose one of {', '.join(GUARANTEES)}.")
         if self.acks != "all" and self.writing != "plain":
             raise ConfigError(f'acks={self.acks} needs writing="plain": the other ways wait for every replica.')
 

@@ -33,6 +33,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.partition)
 
+    def chosen(self, rows: Integers) -> Batch:
+        """Some of them: `rows` is a mask or row numbers."""
+        return Batch(*(getattr(self, name)[rows] for name in Batch.__slots__))
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -134,6 +138,24 @@ def note_sends(
     life.history.note_rows(rows)
 
 
+def note_taken(life: Life, taken: Taken, transaction: int) -> None:
+    """The inputs of a transaction; -1: of no transaction."""
+    rows = make_rows(
+        len(taken),
+        Act.CONSUME,
+        Phase.OK,
+        time_ns=time.monotonic_ns(),
+        partition=taken.partition,
+        offset=taken.offset,
+        writer=taken.payloads.writer,
+        transaction=transaction,
+        origin=taken.payloads.origin,
+        sequence=taken.payloads.sequence,
+        value=taken.payloads.value,
+    )
+    life.history.note_rows(rows)
+
+
 class Transactions:
     """The transactions of one process, counted from 0."""
 
@@ -164,7 +186,7 @@ class Transactions:
         if len(batch):
             self.writer.send(records)
         if taken is not None:
-            self._note_taken(number, taken)
+            note_taken(self._life, taken, number)
         if positions is not None:
             for partition, offset in positions.offsets.items():
                 self._note(Act.POSITION, Phase.OK, number, partition=partition, offset=offset)
@@ -174,24 +196,7 @@ class Transactions:
         if is_told.all():
             note_sends(self._life, batch, number, Phase.OK, offsets)
         elif is_told.any():
-            told = Batch(*(getattr(batch, name)[is_told] for name in Batch.__slots__))
-            note_sends(self._life, told, number, Phase.OK, offsets[is_told])
-
-    def _note_taken(self, number: int, taken: Taken) -> None:
-        rows = make_rows(
-            len(taken),
-            Act.CONSUME,
-            Phase.OK,
-            time_ns=time.monotonic_ns(),
-            partition=taken.partition,
-            offset=taken.offset,
-            writer=taken.payloads.writer,
-            transaction=number,
-            origin=taken.payloads.origin,
-            sequence=taken.payloads.sequence,
-            value=taken.payloads.value,
-        )
-        self._life.history.note_rows(rows)
+            note_sends(self._life, batch.chosen(is_told), number, Phase.OK, offsets[is_told])
 
     def _commit(self, number: int) -> Outcome:
         self._note(Act.COMMIT, Phase.INVOKE, number)

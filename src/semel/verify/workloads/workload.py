@@ -7,7 +7,7 @@ it again when it was killed or fenced, and in the end judges the histories by th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,7 +16,7 @@ from semel.errors import ConfigError
 from semel.verify.clients.libraries import Gap, find_library
 from semel.verify.history import Isolation, Manifest, Process
 from semel.verify.workloads.life import Life, WorkerSpec
-from semel.verify.workloads.options import Options
+from semel.verify.workloads.options import Guarantee, Options
 from semel.verify.workloads.roles import live_as_reader
 
 
@@ -101,10 +101,13 @@ class Workload(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    guarantees: ClassVar[Sequence[Guarantee]] = ("exactly-once",)
 
     def __init__(self, prefix: str, options: Options | None = None) -> None:
         self.prefix = prefix
         self.options = options or Options()
+        if self.options.guarantee not in self.guarantees:
+            raise ConfigError(f"{self.name} cannot be {self.options.guarantee}: only the copier can.")
 
     # What a supervisor asks.
 
