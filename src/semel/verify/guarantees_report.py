@@ -142,7 +142,7 @@ def _chart(comparison: Comparison) -> Iterator[str]:
         yield "<h2>When the damage was done</h2>"
         yield (
             '<p class="dim">Records lost or repeated so far, by when they were in the input. Shaded: the faults of the '
-            "first run, which come at the same times in all three. Point at one to see what it was.</p>"
+            "first run, which are planned for the same times in all three. Point at one to see what it was.</p>"
         )
         yield line_chart("Lost or repeated", series, x=Axis("seconds"), y=Axis("records"), spans=spans)
 
