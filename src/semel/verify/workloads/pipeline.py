@@ -37,6 +37,7 @@ class Pipeline(Workload):
     """Sources fill `input`; workers read it and write `output`."""
 
     worker_role: str
+    has_positions = True
 
     @property
     def input(self) -> str:
@@ -57,15 +58,20 @@ class Pipeline(Workload):
         sources = Role("source", self.options.sources, "source")
         return [sources, Role(self.worker_role, self.options.workers, "worker")]
 
-    def has_backlog(self, settings: Mapping[str, Any]) -> bool:
-        """Whether a committed record lies behind the group's positions; markers and aborted records do not count."""
+    def has_group(self, library: str) -> bool:
+        is_safe = find_library(library).has_safe_groups
+        return self.options.assignment == "group" or (self.options.assignment == "auto" and is_safe)
+
+    def backlog(self, settings: Mapping[str, Any]) -> int:
+        """From the group's positions to the ends; nothing if only markers and aborted records lie in between."""
         places = [TopicPartition(self.input, index) for index in range(self.options.partitions)]
         with Admin(settings) as admin, Fetcher(settings) as fetcher:
             committed = admin.committed_offsets(self.group, places, require_stable=True)
             positions = {place: committed[place].offset if place in committed else 0 for place in places}
             fetcher.assign(positions)
             ends = fetcher.end_offsets()
-            return any(table.num_rows for table in fetcher.read_until(ends))
+            is_behind = any(table.num_rows for table in fetcher.read_until(ends))
+        return sum(ends[place] - positions[place] for place in places) if is_behind else 0
 
     def work(self, life: Life) -> None:
         if life.spec.role == "source":
@@ -112,9 +118,8 @@ class _Worker:
             transactions.writer.close()
 
     def _open_consumer(self) -> GroupConsumer:
-        life, options = self._life, self._life.options
-        is_safe = find_library(life.spec.library).has_safe_groups
-        if options.assignment == "group" or (options.assignment == "auto" and is_safe):
+        life = self._life
+        if self._pipeline.has_group(life.spec.library):
             return life.clients.group_consumer(self._pipeline.group, self._pipeline.input)
         share = sorted(self._inputs)[life.spec.index :: life.spec.count]
         reader = life.clients.reader(dict.fromkeys(share, 0), "read_committed")
