@@ -112,6 +112,22 @@ def test_what_cannot_be_is_said_before_anything_starts(tmp_path: Path, arguments
     assert said in " ".join(result.output.split())
 
 
+def test_the_command_that_runs_it_again_names_everything_that_was_asked_for(tmp_path: Path) -> None:
+    """Also the faults of another run, and only the options that are not as they are without being named."""
+    settings = RunSettings(
+        tmp_path,
+        faults="late=60",
+        seed=3,
+        transaction_version=1,
+        options=Options(rate=5),
+        replay=Path("last run/plan.json"),
+    )
+    assert settings.command() == (
+        "semel verify --target embedded --workload copier --client semel --seed 3 --time 60s --faults late=60 "
+        "--transaction-version 1 --replay 'last run/plan.json' --option rate=5"
+    )
+
+
 def test_a_folder_with_another_run_in_it_is_refused(tmp_path: Path) -> None:
     """Two histories in one folder would be judged as one."""
     (tmp_path / "0.rows").write_bytes(b"")
