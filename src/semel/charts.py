@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 34, 46
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line: its name in the legend and its points, in the order in which they are joined."""
+    """One line: its name in the legend and its points, in the order in which they are joined; one at nan is a gap."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -56,9 +57,10 @@ def line_chart(
     >>> chart.startswith("<svg") and "polyline" in chart and "records/s" in chart
     True
     """
-    lines = [Series(one.name, [at for at in one.points if _is_shown(at, x, y)]) for one in series]
+    lines = [Series(one.name, [at for at in one.points if _is_gap(at) or _is_shown(at, x, y)]) for one in series]
+    known = [at for one in lines for at in one.points if not _is_gap(at)]
     across = _Scale.over([at[0] for one in lines for at in one.points], x, _LEFT, width - _RIGHT)
-    up = _Scale.over([at[1] for one in lines for at in one.points], y, height - _BOTTOM, _TOP, from_zero=True)
+    up = _Scale.over([at[1] for at in known], y, height - _BOTTOM, _TOP, from_zero=True)
     parts = [
         f'<svg viewBox="0 0 {width} {height}" role="img" xmlns="http://www.w3.org/2000/svg" '
         f'font-family="system-ui, sans-serif" font-size="11" fill="currentColor">',
@@ -70,8 +72,13 @@ def line_chart(
     for number, one in enumerate(lines):
         colour = COLOURS[number % len(COLOURS)]
         parts += _line(one, across, up, colour)
-    parts += _legend(lines, width)
+    if len(lines) > 1:
+        parts += _legend(lines, width)
     return "\n".join([*parts, "</svg>"])
+
+
+def _is_gap(point: tuple[float, float]) -> bool:
+    return math.isnan(point[1])
 
 
 def _is_shown(point: tuple[float, float], x: Axis, y: Axis) -> bool:
@@ -147,13 +154,22 @@ def _grid(across: _Scale, up: _Scale, x: Axis, y: Axis, width: int, height: int)
 
 
 def _line(series: Series, across: _Scale, up: _Scale, colour: str) -> list[str]:
-    points = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in series.points)
-    parts = [f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>']
+    parts: list[str] = []
+    for is_gap, run in itertools.groupby(series.points, _is_gap):
+        if is_gap:
+            continue
+        points = [f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in run]
+        # A line from a point to itself is seen as a dot, if it is broad.
+        line, width = (" ".join(points), 1.6) if len(points) > 1 else (f"{points[0]} {points[0]}", 4)
+        parts.append(
+            f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linecap="round"/>'
+        )
     if len(series.points) <= 40:
         parts += [
             f'<circle cx="{across.at(x):.1f}" cy="{up.at(y):.1f}" r="3" fill="{colour}">'
             f"<title>{escape(series.name)}: {short_number(y)} at {short_number(x)}</title></circle>"
             for x, y in series.points
+            if not math.isnan(y)
         ]
     return parts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from semel.client.sender import Sender, Stored
 from semel.client.transaction_owner import Outcome, TransactionOwner
 from semel.client.transaction_state import State
 from semel.client.transactions import TransactionCalls
-from semel.errors import CommitUnknown, ConnectionLost, Fenced, TransactionAborted
+from semel.errors import CommitUnknown, ConnectionLost, Fenced, KafkaError, TransactionAborted
 
 MINE = ProducerIdentity(7, 3)
 
@@ -45,7 +46,8 @@ def open_transaction(protocol: int) -> TransactionOwner:
     stub = SimpleNamespace(
         transaction_protocol=protocol,
         config=SimpleNamespace(api_timeout_ms=10),
-        patience=lambda budget_ms=None: Patience(0, 1, 1),
+        patience=lambda budget_ms=None: Patience(budget_ms or 0, 1, 1),
+        clock=time.monotonic,
     )
     cluster = cast(Cluster, stub)
     owner = TransactionOwner(cluster, Sender(cluster, ProducerConfig(transactional_id="id")), "id", 60_000)
@@ -104,3 +106,45 @@ def test_resolve_can_be_called_again_until_it_has_told_the_outcome(monkeypatch: 
     assert owner.state is State.UNKNOWN
     assert owner.resolve() is Outcome.COMMITTED
     assert owner.state is State.READY
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_a_commit_that_is_refused_before_its_time_waits_for_the_successor_and_is_fenced(
+    protocol: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator has ended it for a new owner, which has its epoch a moment later: that was no time-out."""
+    coordinator = Coordinator(monkeypatch)
+    owner = open_transaction(protocol)
+    coordinator.end.append(KafkaError("refused", code=ErrorCode.invalid_txn_state, is_fatal=True))
+    coordinator.owner += [Owner(MINE.following, "PrepareAbort"), Owner(MINE.following, "CompleteAbort")]
+    coordinator.owner += [Owner(MINE.following.following, "Empty")] * 2
+    with pytest.raises(Fenced, match="has taken over"):
+        owner.commit(None)
+    assert owner.state is State.DEAD
+
+
+def test_a_commit_that_is_refused_before_its_time_goes_on_if_nobody_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that jumped, or an administrator: the producer is not told that it was slow, and may begin again."""
+    monkeypatch.setattr(transaction_owner, "_SUCCESSOR_MS", 20)
+    coordinator = Coordinator(monkeypatch)
+    owner = open_transaction(2)
+    coordinator.end += [KafkaError("refused", code=ErrorCode.invalid_txn_state, is_fatal=True), MINE.following]
+    coordinator.owner += [Owner(MINE.following, "CompleteAbort")] * 100
+    with pytest.raises(TransactionAborted, match=r"it was told to, before transaction\.timeout\.ms"):
+        owner.commit(None)
+    owner.abort()
+    assert owner.state is State.READY
+
+
+def test_a_doomed_transaction_that_a_successor_has_ended_is_not_aborted_as_if_nothing_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On protocol 2 its abort would be taken for a repeat, and the producer would write on beside its successor."""
+    coordinator = Coordinator(monkeypatch)
+    owner = open_transaction(2)
+    with pytest.raises(TransactionAborted), owner.doomed_by_failure():
+        raise TransactionAborted("a leader knows a higher epoch", code=ErrorCode.invalid_producer_epoch)
+    coordinator.owner += [Owner(MINE.following, "CompleteAbort"), *[Owner(MINE.following.following, "Empty")] * 2]
+    with pytest.raises(Fenced, match="has taken over"):
+        owner.abort()
+    assert owner.state is State.DEAD

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pyarrow as pa
@@ -175,6 +176,56 @@ def test_a_fenced_producer_does_not_steal_the_id_back(kafka: KafkaUnderTest, new
             with newer.transaction():
                 newer.send(topic, b"newer again")
     assert values_of(kafka.bootstrap, topic) == [b"newer", b"newer again"]
+
+
+def test_a_producer_whose_transaction_a_successor_has_ended_is_fenced_though_the_successor_still_waits(
+    kafka: KafkaUnderTest, new_topic: NewTopic
+) -> None:
+    """B4: the coordinator first aborts, and gives the successor its epoch at its next try; it looks like a time-out."""
+    topic = new_topic()
+    with (
+        make_producer(kafka, topic) as older,
+        Cluster(parse_config({"bootstrap.servers": kafka.bootstrap}).client) as one,
+    ):
+        older.begin()
+        older.send(topic, b"older")
+        older.flush()
+        successor = TransactionCalls(one, topic, 60_000, one.transaction_protocol)
+        with pytest.raises(KafkaError) as told:
+            successor.init_producer_id(patience=one.patience(0))
+        assert told.value.code == ErrorCode.concurrent_transactions
+        wait_until_settled(kafka.bootstrap, topic, 1)
+        with ThreadPoolExecutor(1) as pool:
+            committing = pool.submit(older.commit)
+            assert wait([committing], timeout=0.5).not_done or isinstance(committing.exception(), Fenced)
+            successor.init_producer_id()
+            with pytest.raises(Fenced, match="has taken over"):
+                committing.result(10)
+        assert older.state is State.DEAD
+    assert values_of(kafka.bootstrap, topic) == []
+
+
+def test_a_transaction_that_somebody_ended_and_nobody_took_over_is_not_blamed_on_its_timeout(
+    kafka: KafkaUnderTest, new_topic: NewTopic
+) -> None:
+    """B4, B5: whoever asked for the id went away again; the producer is told so, and goes on."""
+    topic = new_topic()
+    with (
+        make_producer(kafka, topic) as producer,
+        Cluster(parse_config({"bootstrap.servers": kafka.bootstrap}).client) as one,
+    ):
+        producer.begin()
+        producer.send(topic, b"ended")
+        producer.flush()
+        with pytest.raises(KafkaError):
+            TransactionCalls(one, topic, 60_000, one.transaction_protocol).init_producer_id(patience=one.patience(0))
+        wait_until_settled(kafka.bootstrap, topic, 1)
+        with pytest.raises(TransactionAborted, match=r"before transaction\.timeout\.ms"):
+            producer.commit()
+        producer.abort()
+        with producer.transaction():
+            producer.send(topic, b"next")
+    assert values_of(kafka.bootstrap, topic) == [b"next"]
 
 
 def test_a_producer_that_slept_between_transactions_does_not_steal_the_id_back(

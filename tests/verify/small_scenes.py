@@ -23,7 +23,7 @@ from semel.verify.workloads.counters import Counters
 from semel.verify.workloads.life import Life
 from semel.verify.workloads.list_append import ListAppend
 from semel.verify.workloads.options import Options
-from semel.verify.workloads.transactions import Batch, Positions, Taken, Transactions, take_sound
+from semel.verify.workloads.transactions import Batch, Positions, Taken, Transactions, note_taken, take_sound
 from semel.verify.workloads.workload import Role, Workload
 from semel.wire import Api
 
@@ -284,7 +284,7 @@ class _Reading(Transactions):
         for _ in range(_LOOKS):
             incoming = self._reader.poll(100, 1_000)
             if len(incoming):
-                self._note_taken(number, take_sound(self._life, incoming))
+                note_taken(self._life, take_sound(self._life, incoming), number)
         self._meeting.wait(HELD_MS / 1000)  # nobody commits while another one still reads
 
 

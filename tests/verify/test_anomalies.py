@@ -490,6 +490,15 @@ def test_a_stable_offset_below_the_high_watermark_hangs() -> None:
     assert counts("judge ends orders-0@3 /5 \n judge ends orders-0@5 /5 \n judge ends orders-1@0 /0") == {}
 
 
+def test_a_stable_offset_that_hangs_is_told_with_who_wrote_there_and_not_with_every_look() -> None:
+    """Judges look several times a second: the first and the last look tell, and the record that holds it up."""
+    looks = "\n".join(["judge ends orders-0@1 /2"] * 9)
+    [found] = [one for one in check(story(f"w wrote orders-0@1 a1\n{looks}")).anomalies if one.name == "hung_lso"]
+    [told, first, last] = found.witnesses[0].lines[1:]
+    assert "w: SEND ok" in told
+    assert first.split("judge")[1] == last.split("judge")[1]
+
+
 def aggregate(totals: list[int], *, of: str) -> dict[str, int]:
     lines = [f"w wrote orders-0@{n} a{n} =4 \n judge read orders-0@{n} a{n} by w =4" for n in range(3)]
     lines += [f"c wrote copies-0@{n} a{n} \n judge read copies-0@{n} a{n} by c ={v}" for n, v in enumerate(totals)]

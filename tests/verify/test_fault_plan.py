@@ -67,7 +67,7 @@ def test_a_plan_is_the_same_in_another_process_and_in_every_release() -> None:
     found = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout
     own_cast = Cast(brokers=2, workers=(Worker("a", ("t",), "c"), Worker("b")))
     assert found.decode() == make_plan(7, ALL, MINUTE_MS, own_cast).to_json()
-    assert hashlib.sha256(found).hexdigest()[:16] == "91130af72aab9e1b"
+    assert hashlib.sha256(found).hexdigest()[:16] == "b937159186a1d7d3"
 
 
 @given(plans)
@@ -115,7 +115,7 @@ def test_faults_are_meant_for_who_is_there(cast: Cast, seed: int) -> None:
         assert fault.kind not in PROXY_KINDS or str(details["api"]) in Api.__members__
         assert (BROKERS_LANE in fault.lanes) == (fault.kind in BROKER_KINDS or "broker" in details)
     without = {one.kind for one in plan.left_out}
-    assert (FaultKind.HIJACK in without) == (not ids)
+    assert (FaultKind.HIJACK in without) == (FaultKind.ZOMBIE in without) == (not ids)
     assert (FaultKind.WORKER_KILL in without) == (not names)
     assert (FaultKind.CRASH in without) == (not named)
     assert not without & {fault.kind for fault in plan.faults}
@@ -183,6 +183,13 @@ def test_a_storm_outlasts_every_time_out_and_a_clock_jumps_past_them() -> None:
     assert 0 < len(jumps) - len(ahead) < len(ahead)
 
 
+def test_a_zombie_is_somebody_with_a_transaction_and_sleeps_past_every_time_out() -> None:
+    """Who has nothing that can time out would sleep for nothing."""
+    faults = make_plan(1, {FaultKind.ZOMBIE: 6}, 20 * MINUTE_MS, CAST).faults
+    assert all(fault.for_ms > CAST.longest_timeout_ms for fault in faults)
+    assert {fault.details["workers"] for fault in faults} == {"copier", "writer"}
+
+
 def test_a_record_of_a_run_becomes_a_plan_again() -> None:
     """What was missed is not repeated; what was done comes at its real time, and traps at the time they were set."""
     kill = Fault(0, 100, FaultKind.KILL, 50, {"broker": 0})
@@ -212,8 +219,8 @@ def test_what_is_no_plan_is_told(text: str) -> None:
 
 def test_a_plan_of_another_format_is_told() -> None:
     """A newer version may mean something else by the same words."""
-    with pytest.raises(ConfigError, match="format 1"):
-        FaultPlan.from_json('{"format": 1}')
+    with pytest.raises(ConfigError, match="format 3"):
+        FaultPlan.from_json('{"format": 3}')
 
 
 def test_kinds_are_read_as_a_user_writes_them() -> None:
@@ -246,6 +253,16 @@ def test_what_a_target_cannot_have_is_left_out_or_refused_with_the_reason() -> N
     with pytest.raises(ConfigError, match=r"disk cannot be had here: .*only root"):
         choose_kinds("disk", KafkaTarget.impossible)
     assert set(choose_kinds(None, KafkaTarget.impossible).rates) == set(FaultKind) - {FaultKind.DISK, FaultKind.CLOCK}
+
+
+def test_what_a_target_does_not_survive_comes_only_by_name() -> None:
+    """One broker of Kafka 4 forgets markers when it was killed; three of them, or Kafka 3.9, do not."""
+    four = KafkaTarget()
+    assert FaultKind.KILL not in choose_kinds(None, four.impossible, four.flawed).rates
+    assert FaultKind.KILL in {one.kind for one in choose_kinds("all", four.impossible, four.flawed).left_out}
+    assert FaultKind.KILL in choose_kinds("kill", four.impossible, four.flawed).rates
+    assert not KafkaTarget("3.9.2").flawed
+    assert not KafkaTarget(nodes=3).flawed
 
 
 def test_a_storm_on_brokers_of_somebody_else_stops_only_workers() -> None:

@@ -14,7 +14,7 @@ from semel.client.admin import Admin
 from semel.client.producer import Producer
 from semel.testing.proxy import Cut, Direction
 from semel.verify.chaos_reading import all_partitions, read_by_requests
-from semel.verify.faults.proxy import FaultProxy, Hold, HoldUntil, Match, Repeat, Silence
+from semel.verify.faults.proxy import FaultProxy, Hold, HoldUntil, Match, Outlive, Repeat, Silence
 from semel.wire import Api
 
 NUMBERS = itertools.count()
@@ -125,6 +125,42 @@ def test_a_held_answer_leaves_the_client_in_doubt_about_what_is_done(
         trap.release()
         assert client.receive().topics[0].name == name
         assert client.receive().topics[0].name == f"{name}-next"
+
+
+def test_a_request_that_outlives_its_connection_comes_before_the_clients_next_answer(
+    broker: Broker, proxy: FaultProxy, name: str
+) -> None:
+    """The client loses its connection at once; other clients go on; the last step waits until the broker has it."""
+    steps = (Match(Api.CREATE_TOPICS, Direction.RESPONSE), Match(Api.API_VERSIONS, Direction.RESPONSE))
+    trap = proxy.set_trap(Match(Api.CREATE_TOPICS, client_id="mine"), Outlive(steps, LONG_MS))
+    with RawConnection(proxy.bootstrap, "mine") as client:
+        client.send_create(f"{name}-late")
+        with pytest.raises(Closed):
+            client.receive()
+    with RawConnection(proxy.bootstrap, "mine") as client, RawConnection(proxy.bootstrap, "other") as other:
+        other.send_create(f"{name}-other")
+        other.receive()
+        client.send_create(name)
+        client.receive()
+        other.call(Api.API_VERSIONS, 3, client_software_name="raw", client_software_version="1")
+        assert trap.ended_ns is None, "another client's answers are no step of it"
+        assert not is_there(broker, f"{name}-late")
+        client.call(Api.API_VERSIONS, 3, client_software_name="raw", client_software_version="1")
+        assert trap.ended_ns is not None
+    assert is_there(broker, f"{name}-late")
+
+
+def test_a_request_that_outlives_its_connection_arrives_though_its_client_never_comes_back(
+    broker: Broker, proxy: FaultProxy, name: str
+) -> None:
+    """After its time; a client that has died for good must not hold it for ever."""
+    trap = proxy.set_trap(Match(Api.CREATE_TOPICS), Outlive((Match(Api.FETCH),), 50))
+    with RawConnection(proxy.bootstrap) as client:
+        client.send_create(name)
+        with pytest.raises(Closed):
+            client.receive()
+    assert trap.wait_over(10)
+    assert is_there(broker, name)
 
 
 def test_a_delay_ends_by_itself(proxy: FaultProxy, name: str) -> None:

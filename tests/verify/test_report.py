@@ -108,3 +108,38 @@ def test_a_broken_run_names_what_was_found_and_shows_the_evidence(tmp_path: Path
         assert said in text
     assert '{"act": "SEND", "offset": 9}' in text
     assert "of g0" not in text, "what is tolerated is not part of the verdict"
+
+
+def test_a_long_run_with_thousands_of_faults_has_a_page_of_bearable_size(tmp_path: Path) -> None:
+    """What did not take a process away is a line in a chart then, and lines have no more points than a chart pixels."""
+    leave_run(
+        tmp_path, {"is_clean": True, "checked": {"records": 1}, "anomalies": [], "faults": {"process kills": 300}}
+    )
+    kinds = ["cut"] * 3_000 + ["kill", "zombie"] * 150
+    long = {"api": "END_TXN", "client_id": "copier-0", "direction": "request", "nth": 1, "when": "before"}
+    lines = [
+        {"kind": kind, "outcome": "done", "begin_ns": n * SECOND_NS, "end_ns": n * SECOND_NS + 1, "details": long}
+        for n, kind in enumerate(kinds)
+    ]
+    (tmp_path / "faults.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with HistoryWriter(tmp_path / "0.rows", process=0) as history:
+        for second in range(4_000):
+            history.note(Act.ENDS, Phase.OK, time_ns=second * SECOND_NS, partition=0, offset=3, value=5)
+
+    path = write_report(tmp_path)
+
+    text = outline_of(path.read_text()).text
+    assert "300 process kills" in text
+    assert "3,000 × cut" in text
+    assert path.stat().st_size < 600_000
+
+
+def test_what_the_judge_reads_at_the_end_is_not_in_the_charts(tmp_path: Path) -> None:
+    """It reads everything within a second, and nothing else could be seen beside that."""
+    leave_run(tmp_path, {"is_clean": True, "checked": {"records": 1}, "anomalies": []})
+    Manifest([("orders", 0)], [Process(0, "writer", "writer"), Process(1, "judge", "judge")]).save(
+        tmp_path / "manifest.json"
+    )
+    with HistoryWriter(tmp_path / "1.rows", process=1) as history:
+        history.note(Act.READ, Phase.OK, time_ns=SECOND_NS, partition=0, offset=0, origin=0, sequence=0)
+    assert "0records read meanwhile" in outline_of(write_report(tmp_path).read_text()).text

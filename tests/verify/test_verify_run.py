@@ -73,6 +73,25 @@ def test_the_command_says_what_it_found_and_ends_with_it(tmp_path: Path, client:
     assert json.loads(result.stdout)["is_clean"] is True
 
 
+@pytest.mark.conformance
+def test_the_command_starts_apache_kafka_and_judges_a_run_on_it(tmp_path: Path) -> None:
+    """Its broker stops and comes back, workers die, requests are cut; the verdict is clean and tells the faults."""
+    arguments = ["verify", "--target", "kafka", "--workload", "copier", "--client", "semel", "--seed", "9"]
+    arguments += ["--time", "9s", "--faults", "restart=6,worker-kill=20,cut=60", "--option", "rate=300", "--json"]
+    arguments += ["--folder", str(tmp_path / "run")]
+
+    result = CliRunner().invoke(app, arguments)
+
+    assert result.exit_code == 0, result.output
+    verdict = json.loads(result.stdout)
+    assert verdict["is_clean"] is True
+    assert verdict["checked"]["committed"] > 5
+    assert verdict["faults"]["restart"] == 1
+    assert verdict["faults"]["process kills"] > 0
+    assert verdict["faults"]["connection cuts"] > 0
+    assert "Exactly once." in (tmp_path / "run" / "report.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -91,6 +110,22 @@ def test_what_cannot_be_is_said_before_anything_starts(tmp_path: Path, arguments
 
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
+
+
+def test_the_command_that_runs_it_again_names_everything_that_was_asked_for(tmp_path: Path) -> None:
+    """Also the faults of another run, and only the options that are not as they are without being named."""
+    settings = RunSettings(
+        tmp_path,
+        faults="late=60",
+        seed=3,
+        transaction_version=1,
+        options=Options(rate=5),
+        replay=Path("last run/plan.json"),
+    )
+    assert settings.command() == (
+        "semel verify --target embedded --workload copier --client semel --seed 3 --time 60s --faults late=60 "
+        "--transaction-version 1 --replay 'last run/plan.json' --option rate=5"
+    )
 
 
 def test_a_folder_with_another_run_in_it_is_refused(tmp_path: Path) -> None:

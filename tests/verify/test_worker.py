@@ -83,7 +83,7 @@ def test_workers_live_through_a_broker_that_is_killed_and_comes_back(
             wait_until(lambda: is_at_work(copier, Act.COMMIT), lambda: run.log(copier))
             wait_until(lambda: is_at_work(reader, Act.READ), lambda: run.log(reader))
             run.stop(specs[source], running[source])
-            wait_until(lambda: not run.workload.has_backlog(run.settings), "no backlog")
+            wait_until(lambda: not run.workload.backlog(run.settings), "no backlog")
             run.stop(specs[copier], running[copier])
             run.stop(specs[reader], running[reader])
         assert_whole_transactions(run)

@@ -146,7 +146,7 @@ def test_a_worker_is_killed_and_replaced_and_all_adds_up(
         wait_until(lambda: run.committed(spec.number) >= 2, lambda: run.log(spec.number))
         for source in run.workers("source"):
             run.stop(*started.pop(source.name))
-        wait_until(lambda: not run.workload.has_backlog(run.settings), "no backlog")
+        wait_until(lambda: not run.workload.backlog(run.settings), "no backlog")
         for last in started.values():
             run.stop(*last)
     assert_whole_transactions(run)

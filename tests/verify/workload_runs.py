@@ -104,7 +104,7 @@ class Run:
         for worker in sending:
             threads[worker.name].join(WAIT_S)
             assert not threads[worker.name].is_alive(), worker.name
-        wait_until(lambda: not self.workload.has_backlog(self.settings), "no backlog")
+        wait_until(lambda: not self.workload.backlog(self.settings), "no backlog")
         stopping.set()
         for name, thread in threads.items():
             thread.join(WAIT_S)

@@ -115,8 +115,8 @@ def _view(progress: Progress, settings: RunSettings) -> Table:
 def _print_verdict(finished: Finished, console: Console) -> None:
     verdict = finished.verdict
     table = Table(show_header=False, box=None)
-    for name, count in verdict.checked.items():
-        table.add_row(f"{count:,}", name)
+    for name, count in {**verdict.checked, **verdict.faults}.items():
+        table.add_row(f"{count:,}", name.replace("_", " "))
     console.print(table)
     for anomaly in verdict.anomalies:
         colour = "yellow" if anomaly.tolerated else "red"

@@ -32,6 +32,8 @@ from semel.errors import (
 from semel.wire import Api, ErrorCode, verdict
 
 _DISCARD_PATIENCE_MS = 500
+_SUCCESSOR_MS = 2_000
+"""A new owner is refused while it lets the coordinator abort what is open, and comes again within so long."""
 
 
 class Outcome(Enum):
@@ -51,7 +53,9 @@ class TransactionOwner:
         self._calls = TransactionCalls(cluster, transactional_id, timeout_ms, cluster.transaction_protocol)
         self._reason_dead: SemelError | None = None
         self._may_be_open = False  # at the coordinator
+        self._open_since_s = 0.0
         self._surely_open = False  # the coordinator, or a leader that asked it, has confirmed it
+        self._is_ended = False  # by the coordinator itself, and known to be so
         self._needs_new_epoch = False
         self._in_doubt = NOBODY  # under which identity a commit was lost
         self._written: dict[TopicPartition, int] = {}
@@ -105,14 +109,15 @@ class TransactionOwner:
         if self._needs_new_epoch:
             self._renew_epoch()
         self._calls.protocol = self._sender.protocol = self._cluster.transaction_protocol
-        self._may_be_open = self._surely_open = False
+        self._may_be_open = self._surely_open = self._is_ended = False
         self._offsets_sent = {}
         self._written = {}
         self.state = following
 
     def note_sending(self) -> None:
         """Records are about to leave: from now on the transaction may be open at the coordinator."""
-        self._may_be_open = True
+        if not self._may_be_open:
+            self._may_be_open, self._open_since_s = True, self._cluster.clock()
 
     def note_stored(self, stored: Iterable[Stored]) -> None:
         """Leaders have records of this transaction: it is open, and there its marker will be."""
@@ -127,7 +132,7 @@ class TransactionOwner:
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], member: GroupMember) -> None:
         self.check_open()
-        self._may_be_open = True
+        self.note_sending()
         with self.doomed_by_failure():
             self._calls.commit_offsets(self._mine, offsets, member)
         self._surely_open = True
@@ -135,7 +140,7 @@ class TransactionOwner:
 
     def share(self) -> SharedTransaction:
         self.check_open()
-        self._may_be_open = True
+        self.note_sending()
         calls = self._calls
         return SharedTransaction(calls.transactional_id, self._mine, calls.protocol, calls.timeout_ms)
 
@@ -172,6 +177,7 @@ class TransactionOwner:
     def _explain_refusal(self, error: KafkaError) -> None:
         try:
             was_ended = error.is_fatal and self._was_ended_by_coordinator()
+            is_taken_over = error.is_fatal and not was_ended and self._is_taken_over()
         except BaseException as second:
             # Who has ended it is not known; the abort finds out, and in this state alone it is allowed.
             self._move(Event.COMMIT_REFUSED)
@@ -184,21 +190,55 @@ class TransactionOwner:
             ) from second
         if was_ended:
             self._move(Event.COMMIT_REFUSED)
+            self._is_ended = True
+            limit = f"transaction.timeout.ms ({self._calls.timeout_ms} ms)"
+            why = f"it was open for longer than {limit}" if self._is_overdue else f"it was told to, before {limit}"
             raise TransactionAborted(
-                "The coordinator has aborted this transaction: it was open for longer than transaction.timeout.ms "
-                f"({self._calls.timeout_ms} ms). Nothing of it will be seen; abort and begin again.",
+                f"The coordinator has aborted this transaction: {why}. Nothing of it will be seen; abort and begin "
+                "again.",
                 code=error.code,
             ) from error
+        if is_taken_over and not isinstance(error, Fenced):
+            error = self._fenced()
+            self._die(error)
+            raise error
         self._fail(error)
 
+    @property
+    def _is_overdue(self) -> bool:
+        """Whether the coordinator may have ended the transaction because it took too long."""
+        return (self._cluster.clock() - self._open_since_s) * 1000 >= self._calls.timeout_ms
+
     def _was_ended_by_coordinator(self) -> bool:
-        """Whether the epoch is one that the coordinator took for its own abort, and no new owner has come."""
+        """Whether the epoch is one that the coordinator took for its own abort, and no new owner has come.
+
+        What has ended before its time was most likely ended for a new owner, who is about to get its epoch: until then
+        nothing tells it from a time-out, so that is waited for.
+        """
         if not self._surely_open:
             return False
+        patience = self._cluster.patience(0 if self._is_overdue else _SUCCESSOR_MS)
+        while self._stands_at_its_own_abort():
+            if patience.is_spent:
+                return True
+            patience.pause()
+        return False
+
+    def _stands_at_its_own_abort(self) -> bool:
         owner = self._calls.owner()
         if owner is None:
             return self._calls.try_end_as(self._mine.following)
         return owner.identity == self._mine.following and not owner.is_open
+
+    def _is_taken_over(self) -> bool:
+        """Whether an epoch is there that is neither this producer's nor one for the coordinator's own abort."""
+        owner = self._calls.owner()
+        if owner is None or owner.identity == self._mine:
+            return False
+        return owner.identity != self._mine.following or owner.is_open
+
+    def _fenced(self) -> KafkaError:
+        return failure(ErrorCode.producer_fenced, Api.INIT_PRODUCER_ID, self._calls.transactional_id)
 
     def _next_transaction(self, following: ProducerIdentity) -> None:
         # Protocol 1 keeps the epoch at EndTxn, and a delayed EndTxn could then end the *next* transaction.
@@ -209,11 +249,15 @@ class TransactionOwner:
     # -- abort -----------------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
+        was_doomed = self.state is State.DOOMED
         self._move(Event.ABORT)
         self.note_stored(self._sender.stored)
         self._sender.discard(patience_ms=_DISCARD_PATIENCE_MS)
         if self._may_be_open:
             with self.doomed_by_failure():
+                if was_doomed and not self._is_ended and not self._was_ended_by_coordinator() and self._is_taken_over():
+                    # Without a look the coordinator would take the abort for a repeat of its own, and let us go on.
+                    raise self._fenced()
                 self._end_by_abort()
         self._move(Event.ABORTED)
 
@@ -331,7 +375,7 @@ class TransactionOwner:
             else:
                 claimed = decide_claim(mine, owner, next_epoch_is_free=next_epoch_is_free)
             if claimed is None:
-                raise failure(ErrorCode.producer_fenced, Api.INIT_PRODUCER_ID, self._calls.transactional_id)
+                raise self._fenced()
             self._sender.start_over(self._calls.init_producer_id(claimed))
         except Fenced as error:
             self._die(error)

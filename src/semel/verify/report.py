@@ -7,6 +7,7 @@ It is made from what the run left in its folder, so that it can be made again: `
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -22,6 +23,13 @@ from semel.verify.timeline import Counts, Figures, Timeline, timeline_of
 
 REPORT_NAME: Final = "report.html"
 _FAULTS_LISTED_MAX: Final = 400
+_SHADED_MAX: Final = 150
+"""If there were more faults, those that did not take a process away are counted in a chart rather than shaded."""
+_FAULT_PARTS: Final = 60
+_POINTS_MAX: Final = 600
+"""Of a line: a chart has no more pixels."""
+_ENDURED: Final = ("process kills", "connection cuts", "pauses past every time-out")
+_TAKES_AWAY: Final = frozenset({"kill", "restart", "pause", "disk", "storm", "worker-kill", "worker-pause", "zombie"})
 
 STYLE: Final = """
 :root { color-scheme: light dark; --line: color-mix(in srgb, currentColor 15%, transparent);
@@ -30,13 +38,16 @@ body { max-width: 860px; margin: 2rem auto; padding: 0 1rem; font: 15px/1.5 syst
 h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
 .dim { color: var(--dim); } .good { color: var(--good); } .bad { color: var(--bad); }
 .verdict { border-left: 6px solid; padding: .6rem 1rem; margin: 1.2rem 0; font-size: 1.1rem; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: .8rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: .8rem; }
 .tiles div { border: 1px solid var(--line); border-radius: 8px; padding: .6rem .8rem; }
 .tiles b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 td, th { text-align: left; padding: .3rem .6rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td.number, th.number { text-align: right; }
 pre { overflow-x: auto; padding: .8rem; border: 1px solid var(--line); border-radius: 8px; font-size: 12.5px; }
+.swatch { margin-right: .8rem; white-space: nowrap; }
+.swatch::before { content: ""; display: inline-block; width: .8em; height: .8em; margin-right: .35em;
+                  border-radius: 2px; background: var(--colour); opacity: .55; }
 details summary { cursor: pointer; } svg { width: 100%; height: auto; }
 """
 
@@ -69,7 +80,8 @@ def render(
             f"<h1>{escape(title)}</h1>",
             f'<p class="dim">seed {run["seed"]}, {timeline.seconds:,} seconds, {escape(str(run.get("began", "")))}</p>',
             *_verdict(verdict),
-            *_tiles(timeline, done),
+            *_tiles(timeline, done, run),
+            *_endured(verdict),
             *_charts(timeline, done),
             *_faults(done, run, timeline),
             *_checks(verdict),
@@ -81,7 +93,7 @@ def render(
 
 
 def _verdict(verdict: Mapping[str, Any]) -> Iterator[str]:
-    checked = ", ".join(f"{count:,} {escape(name)}" for name, count in verdict["checked"].items())
+    checked = ", ".join(f"{count:,} {escape(_words(name))}" for name, count in verdict["checked"].items())
     broken = [one for one in verdict["anomalies"] if one["count"] and not one["tolerated"]]
     if verdict["is_clean"]:
         text = f"<b>Exactly once.</b> Nothing was lost, repeated, torn or read too early: {checked}."
@@ -91,15 +103,16 @@ def _verdict(verdict: Mapping[str, Any]) -> Iterator[str]:
         yield f'<div class="verdict bad"><b>Not exactly once:</b> {names}. Checked: {checked}.</div>'
 
 
-def _tiles(timeline: Timeline, done: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _tiles(timeline: Timeline, done: Sequence[Mapping[str, Any]], run: Mapping[str, Any]) -> Iterator[str]:
     totals = timeline.totals
     tiles = {
         "records sent": totals["sent"],
         "transactions committed": totals["committed"],
         "aborted": totals["aborted"],
         "of unknown outcome": totals["unknown"],
-        "records read": totals["read"],
+        "records read meanwhile": totals["read"],
         "faults": len(done),
+        "lives of processes": run.get("lives", 0),
     }
     yield '<div class="tiles">'
     for name, count in tiles.items():
@@ -107,11 +120,27 @@ def _tiles(timeline: Timeline, done: Sequence[Mapping[str, Any]]) -> Iterator[st
     yield f"<div><b>{short_number(totals['sent'] / timeline.seconds)}/s</b>sent on average</div></div>"
 
 
+def _endured(verdict: Mapping[str, Any]) -> Iterator[str]:
+    counts = verdict.get("faults", {})
+    told = [f"{counts[name]:,} {escape(name)}" for name in _ENDURED if counts.get(name)]
+    if told:
+        yield f"<p>Meanwhile there were {', '.join(told)}, and more: see the faults below.</p>"
+
+
 def _charts(timeline: Timeline, done: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    spans = _spans(timeline, done)
+    is_crowded = len(done) > _SHADED_MAX
+    shaded = [fault for fault in done if fault["kind"] in _TAKES_AWAY] if is_crowded else done
+    colours = _colours(done)
+    spans = _spans(timeline, shaded, colours)
     seconds = Axis("seconds")
     yield "<h2>What happened when</h2>"
-    yield '<p class="dim">Shaded: faults, coloured by kind. Point at one to see what it was.</p>'
+    what = "faults that took a process away" if is_crowded else "faults"
+    yield f'<p class="dim">Shaded: {what}. Point at one to see what it was.</p>'
+    if shaded:
+        kinds = [kind for kind in colours if any(fault["kind"] == kind for fault in shaded)]
+        yield f"<p>{' '.join(_swatch(colours[kind], kind) for kind in kinds)}</p>"
+    if is_crowded:
+        yield line_chart("Faults", _faults_over_time(timeline, done), x=seconds, y=Axis("a minute"))
     yield line_chart(
         "Records",
         [Series("sent", _per_second(timeline.sent)), Series("read", _per_second(timeline.read))],
@@ -139,25 +168,55 @@ def _charts(timeline: Timeline, done: Sequence[Mapping[str, Any]]) -> Iterator[s
     )
     if not np.isnan(timeline.unstable_records).all():
         yield line_chart(
-            "What readers of committed records have to wait for (high watermark - last stable offset)",
+            "What readers of committed records have to wait for",
             [Series("offsets", _known(timeline.unstable_records))],
             x=seconds,
-            y=Axis("offsets, all partitions"),
+            y=Axis("offsets from the last stable one to the end, all partitions"),
             spans=spans,
         )
 
 
+def _swatch(colour: str, kind: str) -> str:
+    return f'<span class="swatch" style="--colour: {colour}">{escape(kind)}</span>'
+
+
 def _per_second(counts: Counts) -> list[tuple[float, float]]:
-    return [(float(second), float(count)) for second, count in enumerate(counts.tolist())]
+    """In a long run the mean of a few seconds at a time."""
+    step = _step(len(counts))
+    return [(float(second), float(counts[second : second + step].mean())) for second in range(0, len(counts), step)]
 
 
 def _known(figures: Figures) -> list[tuple[float, float]]:
-    return [(float(second), figure) for second, figure in enumerate(figures.tolist()) if not np.isnan(figure)]
+    """In a long run the highest of a few seconds at a time: what stands out must stay. Nothing known is a gap."""
+    step = _step(len(figures))
+    parts = [(float(second), figures[second : second + step]) for second in range(0, len(figures), step)]
+    return [(second, math.nan if np.isnan(part).all() else float(np.nanmax(part))) for second, part in parts]
 
 
-def _spans(timeline: Timeline, done: Sequence[Mapping[str, Any]]) -> list[Span]:
-    kinds = sorted({fault["kind"] for fault in done})
-    colours = {kind: COLOURS[number % len(COLOURS)] for number, kind in enumerate(kinds)}
+def _step(count: int) -> int:
+    return -(-count // _POINTS_MAX)
+
+
+def _faults_over_time(timeline: Timeline, done: Sequence[Mapping[str, Any]]) -> list[Series]:
+    """Each of the commonest kinds by itself, as many as there are colours, over parts of the run."""
+    part_s = max(1, timeline.seconds // _FAULT_PARTS)
+    parts = -(-timeline.seconds // part_s)
+    counts = Counter(fault["kind"] for fault in done)
+    series: list[Series] = []
+    for kind, _ in counts.most_common(len(COLOURS)):
+        at = [int(timeline.at_second(fault["begin_ns"]) // part_s) for fault in done if fault["kind"] == kind]
+        per_part = np.bincount(np.clip(at, 0, parts - 1), minlength=parts)
+        series.append(Series(kind, [((n + 0.5) * part_s, 60.0 * c / part_s) for n, c in enumerate(per_part.tolist())]))
+    return series
+
+
+def _colours(done: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """By kind; those that take a process away come first, so that they differ."""
+    kinds = sorted({fault["kind"] for fault in done}, key=lambda kind: (kind not in _TAKES_AWAY, kind))
+    return {kind: COLOURS[number % len(COLOURS)] for number, kind in enumerate(kinds)}
+
+
+def _spans(timeline: Timeline, done: Sequence[Mapping[str, Any]], colours: Mapping[str, str]) -> list[Span]:
     return [
         Span(
             timeline.at_second(fault["begin_ns"]),

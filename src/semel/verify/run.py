@@ -7,20 +7,31 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 from semel.client.admin import Admin
+from semel.client.cluster import Cluster
+from semel.client.settings import parse_config
 from semel.errors import ConfigError, InvalidState, SemelError
 from semel.verify.checker import check
 from semel.verify.clients.libraries import find_library
 from semel.verify.faults.driver import Driver
 from semel.verify.faults.kinds import Chosen, choose_kinds
-from semel.verify.faults.plan import FaultPlan, Worker, make_plan
+from semel.verify.faults.plan import (
+    GROUP_REQUESTS,
+    POSITION_REQUESTS,
+    PROTOCOL_1_REQUESTS,
+    REQUESTS,
+    FaultPlan,
+    Worker,
+    make_plan,
+)
 from semel.verify.faults.proxy import FaultProxy
+from semel.verify.faults.tally import tally
 from semel.verify.faults.targets import Target, parse_target
 from semel.verify.history import History, Process
 from semel.verify.judge import Judge
@@ -35,6 +46,7 @@ _BEGIN_S: Final = 120.0
 _TEND_S: Final = 0.2
 _LOOK_S: Final = 1.0
 _DRAIN_S: Final = 180.0
+"""How long workers may take to do nothing of what is left to do."""
 _SETTLE_S: Final = 30.0
 
 
@@ -58,7 +70,7 @@ class RunSettings:
     """The input is no part of what is tried: sources use Semel's client, meet no fault of their own and send all of
     their `options.records`, so that runs with the same seed have the same input."""
     apis: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Which requests faults are planned for, and which they strike instead; {} for a transactional pipeline's."""
+    """Which requests faults are planned for, and which they strike instead; {} for those that the workload makes."""
     part_of: str | None = None
     """The command of which this run is a part."""
 
@@ -72,6 +84,8 @@ class RunSettings:
             words += ["--faults", self.faults]
         if self.transaction_version is not None:
             words += ["--transaction-version", str(self.transaction_version)]
+        if self.replay is not None:
+            words += ["--replay", str(self.replay)]
         plain = Options()
         for name, value in vars(self.options).items():
             if value != getattr(plain, name):
@@ -113,7 +127,7 @@ def run(settings: RunSettings, watch: Watch = lambda _: None) -> Finished:
     target = parse_target(
         settings.target, folder=settings.folder / "broker", transaction_version=settings.transaction_version
     )
-    chosen = choose_kinds(settings.faults, target.impossible)
+    chosen = choose_kinds(settings.faults, target.impossible, target.flawed)
     workload = make_workload(settings.workload, f"verify-{time.time_ns():x}", settings.options)
     plan = workload.plan(settings.client, {"source": "semel"} if settings.has_given_input else None)
     with target, FaultProxy(target.bootstrap) as proxy:
@@ -146,26 +160,55 @@ class _Run:
             settings={},
         )
         self._driver = Driver(
-            self._faults, target, record_path=self._folder / "faults.jsonl", proxy=proxy, workers=self._supervisor
+            self._faults,
+            target,
+            record_path=self._folder / "faults.jsonl",
+            proxy=proxy,
+            workers=self._supervisor,
+            prefix=f"{plan.workload.prefix}-",
         )
 
     def _plan_faults(self, chosen: Chosen) -> FaultPlan:
-        settings, options = self._settings, self._settings.options
-        names = {worker: f"{self._plan.workload.prefix}-{worker.name}" for worker in self._plan.workers}
+        settings = self._settings
+        # Without the prefix of this run, so that the same seed brings the same plan, and another run can replay it.
+        names = {worker: worker.name for worker in self._plan.workers}
         workers = [
-            Worker(worker.name, transactional_ids=(name,) if self._is_transactional(worker) else (), client_id=name)
+            Worker(name, transactional_ids=(name,) if self._is_transactional(worker) else (), client_id=name)
             for worker, name in names.items()
             if not self._is_spared(worker)
         ]
-        longest_ms = max(options.transaction_timeout_ms, options.session_timeout_ms)
         if settings.replay is None:
-            cast = self._target.cast(workers, longest_timeout_ms=longest_ms, apis=tuple(settings.apis))
+            apis = tuple(settings.apis) or self._apis()
+            cast = self._target.cast(workers, longest_timeout_ms=self._longest_timeout_ms, apis=apis)
             plan = make_plan(settings.seed, chosen.rates, int(settings.time_s * 1000), cast, left_out=chosen.left_out)
             return plan.renamed(settings.apis)
         text = settings.replay.read_text()
         if settings.replay.suffix == ".jsonl":
             return FaultPlan.from_records(text.splitlines(), seed=settings.seed)
         return FaultPlan.from_json(text)
+
+    @property
+    def _longest_timeout_ms(self) -> int:
+        return max(self._settings.options.transaction_timeout_ms, self._settings.options.session_timeout_ms)
+
+    def _apis(self) -> tuple[str, ...]:
+        """What the workers ask for, so that faults do not wait for requests that nobody makes."""
+        missing: set[str] = set()
+        if not self._plan.has_groups:
+            missing |= GROUP_REQUESTS
+        if self._settings.client == "semel" and self._protocol() == 2:
+            missing |= PROTOCOL_1_REQUESTS
+        if not self._plan.workload.has_positions:
+            missing |= POSITION_REQUESTS
+        elif self._settings.options.guarantee == "exactly-once":
+            missing |= {"OFFSET_COMMIT"}
+        else:
+            missing |= {"TXN_OFFSET_COMMIT", "ADD_OFFSETS_TO_TXN"}
+        return tuple(name for name in REQUESTS if name not in missing)
+
+    def _protocol(self) -> int:
+        with Cluster(parse_config({"bootstrap.servers": self._target.bootstrap}).client) as cluster:
+            return cluster.transaction_protocol
 
     def _is_transactional(self, worker: WorkerPlan) -> bool:
         kind = worker.role.kind
@@ -244,8 +287,11 @@ class _Run:
             time.sleep(_TEND_S)
         self._tell("stopping the sources")
         self._supervisor.stop(["source"])
-        while self._has_backlog():
+        deadline, least = time.monotonic() + _DRAIN_S, None
+        while (backlog := self._backlog()) != 0:
             self._supervisor.tend()
+            if backlog is not None and (least is None or backlog < least):
+                deadline, least = time.monotonic() + _DRAIN_S, backlog  # much may be left to do, as long as it is done
             if time.monotonic() > deadline:
                 break  # the checker finds what is missing, and says so with evidence
             self._tell("draining", self._judge.look())
@@ -256,11 +302,12 @@ class _Run:
         self._judge.wait_stable(self._settings.options.transaction_timeout_ms / 1000 + _SETTLE_S)
         self._supervisor.stop(["reader"])
 
-    def _has_backlog(self) -> bool:
+    def _backlog(self) -> int | None:
+        """None while it cannot be known."""
         try:
-            return self._plan.workload.has_backlog({"bootstrap.servers": self._target.bootstrap})
+            return self._plan.workload.backlog({"bootstrap.servers": self._target.bootstrap})
         except SemelError:
-            return True  # what is not known yet is looked at again
+            return None
 
     def _look_at_the_end(self) -> None:
         self._tell("reading everything")
@@ -272,7 +319,8 @@ class _Run:
 
     def _judge_history(self) -> Finished:
         self._tell("checking")
-        verdict = check(History.in_folder(self._folder))
+        found = check(History.in_folder(self._folder))
+        verdict = replace(found, faults=tally(self._driver.records, longest_timeout_ms=self._longest_timeout_ms))
         (self._folder / "verdict.json").write_text(verdict.to_json())
         (self._folder / "run.json").write_text(json.dumps(self._facts(), indent=1))
         self._tell("writing the report")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -38,6 +38,8 @@ class Verdict:
 
     anomalies: tuple[Anomaly, ...]
     checked: dict[str, int]
+    faults: dict[str, int] = field(default_factory=dict[str, int])
+    """What the run went through, as of `semel.verify.faults.tally`; a checker that has only a history cannot know."""
 
     @property
     def is_clean(self) -> bool:
@@ -48,5 +50,10 @@ class Verdict:
         return {anomaly.name: anomaly.count for anomaly in self.anomalies}
 
     def to_json(self) -> str:
-        fields = {"is_clean": self.is_clean, "checked": self.checked, "anomalies": [asdict(a) for a in self.anomalies]}
+        fields = {
+            "is_clean": self.is_clean,
+            "checked": self.checked,
+            "faults": self.faults,
+            "anomalies": [asdict(one) for one in self.anomalies],
+        }
         return json.dumps(fields, indent=1)

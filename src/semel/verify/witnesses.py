@@ -40,7 +40,7 @@ def witnesses_of(history: History, evidence: Evidence, cases: Sequence[Case]) ->
         chosen |= np.isin(act, _TRANSACTION_ACTS) & _is_in(
             wanted_transactions, _pack(rows["process"], rows["transaction"])
         )
-        chosen |= (act >= Act.CONSUME) & _is_in(wanted_places, places(rows["partition"], rows["offset"]))
+        chosen |= _is_about(wanted_places, rows)
         kept.append(rows[chosen])
     rows = np.concatenate(kept)
     rows = rows[np.argsort(rows["time_ns"], kind="stable")]
@@ -60,15 +60,33 @@ def _witness(evidence: Evidence, case: Case, rows: Rows, start_ns: int) -> Witne
         & _is_in(distinct(_packed(transactions)), _pack(rows["process"], rows["transaction"]))
         & (rows["transaction"] >= 0)
     )
-    chosen |= (act >= Act.CONSUME) & _is_in(
-        distinct(np.array(case.places, np.int64)), places(rows["partition"], rows["offset"])
-    )
-    mine = rows[chosen][:ROWS_MAX]
+    chosen |= _is_about(distinct(np.array(case.places, np.int64)), rows)
+    telling = _without_repeated_looks(rows[chosen])
+    mine = telling[:ROWS_MAX]
     lines = [case.text, *(_line(words, row, start_ns) for row in mine)]
-    left_out = int(chosen.sum()) - len(mine)
+    left_out = len(telling) - len(mine)
     if left_out:
         lines.append(f"({left_out} more rows)")
     return Witness(tuple(lines), tuple(_as_dict(words, row) for row in mine))
+
+
+def _is_about(wanted_places: Array, rows: Rows) -> Array:
+    """What was done at one of these places, and who was told that its record is there."""
+    is_told = (rows["act"] == Act.SEND) & (rows["phase"] == Phase.OK)
+    return (is_told | (rows["act"] >= Act.CONSUME)) & _is_in(wanted_places, places(rows["partition"], rows["offset"]))
+
+
+def _without_repeated_looks(rows: Rows) -> Rows:
+    """Where a partition ended was looked at time and again: the first and the last of those that saw the same tell."""
+    is_look = rows["act"] == Act.ENDS
+    last_seen: dict[tuple[int, int, int], int] = {}
+    is_kept = ~is_look
+    for row in np.flatnonzero(is_look).tolist():
+        saw = (int(rows["partition"][row]), int(rows["offset"][row]), int(rows["value"][row]))
+        is_kept[row] |= saw not in last_seen
+        last_seen[saw] = row
+    is_kept[list(last_seen.values())] = True
+    return rows[is_kept]
 
 
 def _line(words: Words, row: Any, start_ns: int) -> str:

@@ -24,12 +24,14 @@ from semel.testing.proxy import Cut, Direction
 from semel.verify.faults.hijack import NoOwner, hijack
 from semel.verify.faults.kinds import PROXY_KINDS, FaultKind
 from semel.verify.faults.plan import BROKERS_LANE, Fault, FaultPlan
-from semel.verify.faults.proxy import Crash, FaultProxy, Hold, HoldUntil, Match, Repeat, Silence, Treatment
+from semel.verify.faults.proxy import Crash, FaultProxy, Hold, HoldUntil, Match, Outlive, Repeat, Silence, Treatment
 from semel.verify.faults.targets import Target
 from semel.wire import Api
 
 _TRAP_PATIENCE_MS: Final = 10_000
 """How long a fault waits for its request to come by."""
+_NEXT_WRITE: Final = (Match(Api.END_TXN, Direction.RESPONSE), Match(Api.PRODUCE, Direction.RESPONSE))
+"""What a late EndTxn waits for: the client's second try has succeeded, and the next transaction has a record."""
 _POLL_S: Final = 0.05
 _JOIN_S: Final = 120.0
 _DEATH_S: Final = 2.0
@@ -87,7 +89,8 @@ class _Missed(Exception):
 class Driver:
     """Carries out `plan`; a context manager, or `start()` and `stop()`.
 
-    `record_path` gets a line for each fault that is over. Whoever waits for the end of the plan calls `wait`.
+    `record_path` gets a line for each fault that is over. Whoever waits for the end of the plan calls `wait`. `prefix`
+    is what the run's client and transactional ids have before the names in the plan, which is the same for every run.
     """
 
     def __init__(
@@ -98,8 +101,10 @@ class Driver:
         record_path: Path,
         proxy: FaultProxy | None = None,
         workers: Workers | None = None,
+        prefix: str = "",
     ) -> None:
         self._plan = plan
+        self._prefix = prefix
         self._target = target
         self._proxy = proxy
         self._workers = workers
@@ -238,6 +243,7 @@ class Driver:
             ),
             FaultKind.WORKER_KILL: self._kill_worker,
             FaultKind.WORKER_PAUSE: self._stop_workers,
+            FaultKind.ZOMBIE: self._stop_workers,
             FaultKind.HIJACK: self._hijack,
         }
 
@@ -311,7 +317,8 @@ class Driver:
         return self._workers
 
     def _hijack(self, fault: Fault) -> str:
-        transactional_id, keeps_epoch = str(fault.details["transactional_id"]), bool(fault.details["keeps_epoch"])
+        transactional_id = f"{self._prefix}{fault.details['transactional_id']}"
+        keeps_epoch = bool(fault.details["keeps_epoch"])
         try:
             return hijack(
                 self._target.bootstrap, transactional_id, keeps_epoch=keeps_epoch, wait=lambda: self._last(fault)
@@ -325,7 +332,7 @@ class Driver:
         """In words what it met, and from when to when."""
         if self._proxy is None:
             raise InvalidState("There is no proxy in this run.")
-        trap = self._proxy.set_trap(_match(fault), self._treatment(fault))
+        trap = self._proxy.set_trap(_match(fault, self._prefix), self._treatment(fault))
         if not self._polled(trap.wait_struck, _TRAP_PATIENCE_MS) and self._proxy.remove_trap(trap):
             raise _Missed(f"no such {fault.details.get('direction', 'request')} came by")
         self._polled(trap.wait_over, fault.for_ms + _TRAP_PATIENCE_MS)
@@ -351,6 +358,8 @@ class Driver:
                 return Silence()
             case FaultKind.REPEAT:
                 return Repeat(fault.for_ms)
+            case FaultKind.LATE:
+                return Outlive(_NEXT_WRITE, fault.for_ms)
             case _:
                 return HoldUntil(Match(Api[str(fault.details["overtaker"])], Direction.RESPONSE), fault.for_ms)
 
@@ -376,11 +385,11 @@ def _broker_of(fault: Fault) -> int:
     return int(fault.details["broker"] or 0)
 
 
-def _match(fault: Fault) -> Match:
+def _match(fault: Fault, prefix: str) -> Match:
     client_id = fault.details.get("client_id")
     return Match(
         Api[str(fault.details["api"])],
         Direction(fault.details.get("direction", "request")),
-        None if client_id is None else str(client_id),
+        None if client_id is None else f"{prefix}{client_id}",
         int(fault.details.get("nth") or 1),
     )

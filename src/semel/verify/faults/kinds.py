@@ -21,6 +21,7 @@ class FaultKind(StrEnum):
     STORM = "storm"
     WORKER_KILL = "worker-kill"
     WORKER_PAUSE = "worker-pause"
+    ZOMBIE = "zombie"
     CRASH = "crash"
     HIJACK = "hijack"
     CUT = "cut"
@@ -28,6 +29,7 @@ class FaultKind(StrEnum):
     SILENCE = "silence"
     REPEAT = "repeat"
     REORDER = "reorder"
+    LATE = "late"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ ABOUT: Final[Mapping[FaultKind, About]] = {
     FaultKind.STORM: About("all workers, or a broker, stand still for longer than every time-out", 0.7),
     FaultKind.WORKER_KILL: About("a worker is killed (SIGKILL) and started again", 4),
     FaultKind.WORKER_PAUSE: About("a worker stands still (SIGSTOP) for up to two seconds", 3),
+    FaultKind.ZOMBIE: About("a worker sleeps past every time-out, and wakes up when it was given up", 0.7),
     FaultKind.CRASH: About("a worker is killed (SIGKILL) with a request of its on the way, which arrives or not", 4),
     FaultKind.HIJACK: About("another client takes a worker's transactional.id, as a zombie or a twin would", 2),
     FaultKind.CUT: About("a connection is cut before or after a request or an answer", 20),
@@ -54,13 +57,24 @@ ABOUT: Final[Mapping[FaultKind, About]] = {
     FaultKind.SILENCE: About("an answer is never delivered, and nothing after it on that connection", 4),
     FaultKind.REPEAT: About("a request reaches the broker a second time, later, on another connection", 10),
     FaultKind.REORDER: About("a request waits until one of another connection has been answered before it", 6),
+    FaultKind.LATE: About(
+        "an EndTxn outlives its connection, and comes when its client writes the next transaction", 4
+    ),
 }
 
 BROKER_KINDS: Final = frozenset({FaultKind.KILL, FaultKind.RESTART, FaultKind.PAUSE, FaultKind.DISK, FaultKind.CLOCK})
 """What is done to a broker's process or machine."""
 
 PROXY_KINDS: Final = frozenset(
-    {FaultKind.CRASH, FaultKind.CUT, FaultKind.DELAY, FaultKind.SILENCE, FaultKind.REPEAT, FaultKind.REORDER}
+    {
+        FaultKind.CRASH,
+        FaultKind.CUT,
+        FaultKind.DELAY,
+        FaultKind.SILENCE,
+        FaultKind.REPEAT,
+        FaultKind.REORDER,
+        FaultKind.LATE,
+    }
 )
 """What is done to single requests and answers on their way, or when one comes by."""
 
@@ -84,18 +98,22 @@ class Chosen:
     left_out: tuple[LeftOut, ...] = ()
 
 
-def choose_kinds(asked: str | None, impossible: Mapping[FaultKind, str]) -> Chosen:
+def choose_kinds(
+    asked: str | None, impossible: Mapping[FaultKind, str], flawed: Mapping[FaultKind, str] | None = None
+) -> Chosen:
     """Read what the user asks for: `kill,cut=30` (30 a minute), `none`, or nothing for all that can be had.
 
-    A kind that is asked for by name and cannot be had is an error; without a name it is left out, with the reason.
+    A kind that is asked for by name and cannot be had is an error; without a name it is left out, with the reason. What
+    the target is known not to survive (`flawed`) is there for those who name it.
 
     >>> dict(choose_kinds("kill,cut=30", {}).rates)
     {<FaultKind.KILL: 'kill'>: 4, <FaultKind.CUT: 'cut'>: 30.0}
     """
     if asked is None or asked.strip() == "all":
+        without = {**(flawed or {}), **impossible}
         return Chosen(
-            {kind: about.per_minute for kind, about in ABOUT.items() if kind not in impossible},
-            tuple(LeftOut(kind, impossible[kind]) for kind in ABOUT if kind in impossible),
+            {kind: about.per_minute for kind, about in ABOUT.items() if kind not in without},
+            tuple(LeftOut(kind, without[kind]) for kind in ABOUT if kind in without),
         )
     if asked.strip() == "none":
         return Chosen({})

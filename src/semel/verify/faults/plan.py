@@ -193,7 +193,7 @@ def _why_nobody(kind: FaultKind, cast: Cast) -> str | None:
         return "no worker process is known by its requests"
     if kind is FaultKind.STORM and not cast.workers and not cast.can_pause_brokers:
         return "there is nobody to stop: no worker processes, and the brokers are somebody else's"
-    if kind is FaultKind.HIJACK and not any(worker.transactional_ids for worker in cast.workers):
+    if kind in (FaultKind.HIJACK, FaultKind.ZOMBIE) and not any(worker.transactional_ids for worker in cast.workers):
         return "no client has a transactional.id"
     return None
 
@@ -251,8 +251,7 @@ def _laid_out(wanted: Iterable[Fault], duration_ms: int, cast: Cast) -> Iterable
 
 # -- what a fault is in detail -----------------------------------------------------------------------------------------
 
-# How likely each request is to be met, where the workers make it. The end of a transaction matters most.
-_REQUESTS: Final[Mapping[str, int]] = {
+REQUESTS: Final[Mapping[str, int]] = {
     "END_TXN": 5,
     "PRODUCE": 5,
     "TXN_OFFSET_COMMIT": 3,
@@ -268,7 +267,11 @@ _REQUESTS: Final[Mapping[str, int]] = {
     "HEARTBEAT": 1,
     "OFFSET_COMMIT": 3,
 }
-_OF_A_TRANSACTIONAL_COPIER: Final = frozenset(_REQUESTS) - {"OFFSET_COMMIT"}
+"""How likely each request is to be met, where the workers make it. The end of a transaction matters most."""
+GROUP_REQUESTS: Final = frozenset({"JOIN_GROUP", "SYNC_GROUP", "HEARTBEAT"})
+POSITION_REQUESTS: Final = frozenset({"TXN_OFFSET_COMMIT", "ADD_OFFSETS_TO_TXN", "OFFSET_FETCH", "OFFSET_COMMIT"})
+PROTOCOL_1_REQUESTS: Final = frozenset({"ADD_PARTITIONS_TO_TXN", "ADD_OFFSETS_TO_TXN"})
+_OF_A_TRANSACTIONAL_COPIER: Final = frozenset(REQUESTS) - {"OFFSET_COMMIT"}
 # Who dies here has done one step of its work and not the next.
 _STEPS: Final = ("END_TXN", "PRODUCE", "TXN_OFFSET_COMMIT", "OFFSET_COMMIT")
 # A second InitProducerId fences its own client by right, which is what the kind "hijack" does on purpose.
@@ -336,6 +339,12 @@ def _crash(chance: _Chance, cast: Cast) -> _Drawn:
     return chance.whole(0, 500), {**met, "victim": victim.name, "when": when}
 
 
+def _zombie(chance: _Chance, cast: Cast) -> _Drawn:
+    # Only who has a transaction, or a place in a group, has something to lose in its sleep.
+    sleepers = [worker for worker in cast.workers if worker.transactional_ids]
+    return cast.longest_timeout_ms + chance.whole(200, 1_000), {"workers": chance.one_of(sleepers).name}
+
+
 def _hijack(chance: _Chance, cast: Cast) -> _Drawn:
     ids = [one for worker in cast.workers for one in worker.transactional_ids]
     keeps_epoch = chance.is_under(0.5)
@@ -343,10 +352,10 @@ def _hijack(chance: _Chance, cast: Cast) -> _Drawn:
     return chance.whole(0, 2_000) if keeps_epoch else 0, details
 
 
-def _frame(chance: _Chance, cast: Cast, requests: Iterable[str] = _REQUESTS) -> dict[str, Detail]:
+def _frame(chance: _Chance, cast: Cast, requests: Iterable[str] = REQUESTS) -> dict[str, Detail]:
     known = cast.apis or _OF_A_TRANSACTIONAL_COPIER
     names = [name for name in requests if name in known] or list(requests)
-    weighted = [name for name in names for _ in range(_REQUESTS[name])]
+    weighted = [name for name in names for _ in range(REQUESTS[name])]
     clients = [worker.client_id for worker in cast.workers if worker.client_id is not None]
     client_id = chance.one_of(clients) if clients and chance.is_under(0.5) else None
     return {"api": chance.one_of(weighted), "client_id": client_id, "nth": chance.whole(1, 3)}
@@ -375,6 +384,12 @@ def _reorder(chance: _Chance, cast: Cast) -> _Drawn:
     return chance.whole(200, 2_000), {**_frame(chance, cast, _REPEATABLE), "overtaker": chance.one_of(overtakers)}
 
 
+def _late(chance: _Chance, cast: Cast) -> _Drawn:
+    clients = [worker.client_id for worker in cast.workers if worker.transactional_ids and worker.client_id is not None]
+    client_id = chance.one_of(clients) if clients else None
+    return chance.whole(1_000, 3_000), {"api": "END_TXN", "client_id": client_id, "nth": chance.whole(1, 3)}
+
+
 _DRAWS: Final[Mapping[FaultKind, Callable[[_Chance, Cast], _Drawn]]] = {
     FaultKind.KILL: _kill,
     FaultKind.RESTART: _kill,
@@ -384,6 +399,7 @@ _DRAWS: Final[Mapping[FaultKind, Callable[[_Chance, Cast], _Drawn]]] = {
     FaultKind.STORM: _storm,
     FaultKind.WORKER_KILL: _worker_kill,
     FaultKind.WORKER_PAUSE: _worker_pause,
+    FaultKind.ZOMBIE: _zombie,
     FaultKind.CRASH: _crash,
     FaultKind.HIJACK: _hijack,
     FaultKind.CUT: _cut,
@@ -391,4 +407,5 @@ _DRAWS: Final[Mapping[FaultKind, Callable[[_Chance, Cast], _Drawn]]] = {
     FaultKind.SILENCE: _silence,
     FaultKind.REPEAT: _repeat,
     FaultKind.REORDER: _reorder,
+    FaultKind.LATE: _late,
 }

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from semel.testing.proxy import Address, Connection, Cut, Direction, KafkaProxy, Passage, connect, read_frame
@@ -89,7 +89,20 @@ class Crash:
     when: Cut
 
 
-Treatment = Crash | Cut | Hold | HoldUntil | Silence | Repeat
+@dataclass(frozen=True, slots=True)
+class Outlive:
+    """The client loses its connection now; its request reaches the broker when the client has gone on without it.
+
+    That is when each of `steps` has come by in turn, on other connections of the same client; after `ms` it goes on in
+    any case. The last of them is held back until the broker has answered the late request, so that the client cannot
+    run ahead of it. To a client nothing else has happened than to one whose request was lost with its connection.
+    """
+
+    steps: tuple[Match, ...]
+    ms: float
+
+
+Treatment = Crash | Cut | Hold | HoldUntil | Silence | Repeat | Outlive
 
 
 class Trap:
@@ -140,14 +153,28 @@ class Trap:
         self._over.set()
 
 
+@dataclass(slots=True)
+class _Overtaken:
+    """What waits to be overtaken: its connection, and by what in turn."""
+
+    connection: int
+    steps: list[Match]
+
+    def is_over_with(self, passage: Passage) -> bool:
+        """Count it; True when it was the last that had to come by."""
+        if not self.steps or passage.connection == self.connection or not self.steps[0].fits(passage):
+            return False
+        del self.steps[0]
+        return not self.steps
+
+
 class FaultProxy(KafkaProxy):
-    """Stands in front of all brokers behind `bootstrap`. It repeats requests only where brokers ask for no login."""
+    """Stands in front of all brokers behind `bootstrap`. Where they ask for a login, no request is repeated or late."""
 
     def __init__(self, bootstrap: str, *, keep_passages: bool = False) -> None:
         super().__init__(bootstrap, keep_passages=keep_passages)
         self._traps: list[Trap] = []
-        self._held: dict[Trap, tuple[int, Match]] = {}
-        """What waits to be overtaken: its connection, and by what."""
+        self._held: dict[Trap, _Overtaken] = {}
         self._holding: set[Trap] = set()
         self._silent: set[tuple[int, Direction]] = set()
 
@@ -158,8 +185,8 @@ class FaultProxy(KafkaProxy):
 
     def set_trap(self, match: Match, treatment: Treatment) -> Trap:
         """From now on wait for the frame that `match` says. Of several traps for one frame the oldest strikes."""
-        if isinstance(treatment, Repeat) and match.direction is Direction.RESPONSE:
-            raise ValueError("only a request can be repeated")
+        if isinstance(treatment, Repeat | Outlive) and match.direction is Direction.RESPONSE:
+            raise ValueError("only a request can be repeated or outlive its connection")
         trap = Trap(match, treatment)
         with self._lock:
             self._traps.append(trap)
@@ -186,6 +213,9 @@ class FaultProxy(KafkaProxy):
 
     def _treat(self, connection: Connection, passage: Passage, frame: bytes, deliver: Callable[[], None]) -> bool:
         trap = self._sprung_by(passage)
+        for late in self._overtaken_by(passage, Outlive):
+            late.release()
+            late.wait_over(_ANSWER_S)
         if (connection.number, passage.direction) in self._silent:
             goes_on = True
         elif trap is None:
@@ -193,7 +223,8 @@ class FaultProxy(KafkaProxy):
             goes_on = True
         else:
             goes_on = self._strike(trap, connection, passage, frame, deliver)
-        self._release_overtaken_by(passage)
+        for held in self._overtaken_by(passage, HoldUntil):
+            held.release()
         return goes_on
 
     def _sprung_by(self, passage: Passage) -> Trap | None:
@@ -225,18 +256,24 @@ class FaultProxy(KafkaProxy):
                     self._deliver_late(connection, passage, deliver)
                 case HoldUntil(overtaker, ms):
                     with self._lock:
-                        self._held[trap] = (passage.connection, overtaker)
+                        self._held[trap] = _Overtaken(passage.connection, [overtaker])
                     trap.hold(ms)
                     self._deliver_late(connection, passage, deliver)
+                case Outlive(steps, ms):
+                    own = [replace(step, client_id=passage.client_id) for step in steps]
+                    with self._lock:
+                        self._held[trap] = _Overtaken(passage.connection, own)
+                        self._start(self._deliver_alone, trap, connection.upstream, frame, ms)
+                    return False
                 case Silence():
                     self._silent.add((connection.number, passage.direction))
                 case Repeat(after_ms):
                     deliver()
                     with self._lock:
-                        self._start(self._repeat, trap, connection.upstream, frame, after_ms)
+                        self._start(self._deliver_alone, trap, connection.upstream, frame, after_ms)
             return True
         finally:
-            if not isinstance(treatment, Repeat):
+            if not isinstance(treatment, Repeat | Outlive):
                 self._finish(trap)
 
     def _finish(self, trap: Trap) -> None:
@@ -256,17 +293,14 @@ class FaultProxy(KafkaProxy):
                 if self._closing.wait(_POLL_S):
                     return
 
-    def _release_overtaken_by(self, passage: Passage) -> None:
+    def _overtaken_by(self, passage: Passage, kind: type[HoldUntil | Outlive]) -> list[Trap]:
+        """The held ones of a kind for which this was the last that had to come by."""
         with self._lock:
-            overtaken = [
-                trap
-                for trap, (connection, overtaker) in self._held.items()
-                if connection != passage.connection and overtaker.fits(passage)
-            ]
-        for trap in overtaken:
-            trap.release()
+            held = [(trap, waiting) for trap, waiting in self._held.items() if isinstance(trap.treatment, kind)]
+            return [trap for trap, waiting in held if waiting.is_over_with(passage)]
 
-    def _repeat(self, trap: Trap, upstream: Address, frame: bytes, after_ms: float) -> None:
+    def _deliver_alone(self, trap: Trap, upstream: Address, frame: bytes, after_ms: float) -> None:
+        """In a while, on a connection that nobody else uses."""
         try:
             trap.hold(after_ms)
             with connect(upstream) as again:
@@ -274,7 +308,7 @@ class FaultProxy(KafkaProxy):
                 again.sendall(len(frame).to_bytes(4, "big") + frame)
                 read_frame(again)
         except OSError:
-            return  # the broker is away: then there is no second time
+            return  # the broker is away: then it never arrives
         finally:
             self._finish(trap)
 

@@ -1,6 +1,8 @@
-"""Lists that only grow: each transaction reads some of them to their ends, then appends elements of its own to several.
+"""Lists that only grow: each transaction reads some of them to their ends, and appends elements of its own to several.
 
-An element is unique, so who has read whose element, and in which order elements stand, shows what depends on what.
+An element is unique, so who has read whose element, and in which order elements stand, shows what depends on what. Some
+transactions read before they append and some after it: two that run at the same time and have both appended must not
+see each other's elements, or each would depend on the other (G1c).
 """
 
 from __future__ import annotations
@@ -9,12 +11,12 @@ import time
 
 import numpy as np
 
-from semel.client.fetcher import Fetcher
 from semel.errors import SemelError
 from semel.verify.clients.face import Incoming, Reader
 from semel.verify.history import Act, Manifest, Phase
 from semel.verify.payload import Payloads
 from semel.verify.workloads.life import Life
+from semel.verify.workloads.roles import ends_of
 from semel.verify.workloads.transactions import Batch, Taken, Transactions, take_sound
 from semel.verify.workloads.workload import Role, Workload
 
@@ -22,7 +24,8 @@ _QUIET_MS = 60
 """A list has been read to its end when nothing came for so long."""
 _POLLS_MAX = 50
 _READ_RECORDS_MAX = 20_000
-_READ_FRACTION = 0.5
+_READ_FIRST_FRACTION = 0.3
+_READ_LAST_FRACTION = 0.3
 
 
 class ListAppend(Workload):
@@ -45,10 +48,17 @@ class ListAppend(Workload):
         sequence = 0
         try:
             while not life.is_over:
-                taken = self._read(life, reader) if life.chance.random() < _READ_FRACTION else None
+                when = life.chance.random()
+                taken = self._read(life, reader) if when < _READ_FIRST_FRACTION else None
+                reads_last = when >= 1 - _READ_LAST_FRACTION
                 batch = self._elements(life, life.batch_size(), sequence)
                 sequence += len(batch)
-                transactions.run(batch, taken=taken, is_to_abort=life.wants_abort())
+                transactions.run(
+                    batch,
+                    taken=taken,
+                    take_last=(lambda: self._read(life, reader)) if reads_last else None,
+                    is_to_abort=life.wants_abort(),
+                )
                 life.keep_pace(len(batch))
         finally:
             reader.close()
@@ -69,18 +79,10 @@ class ListAppend(Workload):
         lists = sorted(life.chance.sample(range(self.options.partitions), max(1, self.options.partitions // 2)))
         positions = dict.fromkeys(lists, 0)
         if life.spec.life:
-            positions = life.insist(lambda: self._ends(life, lists))
+            positions = life.insist(lambda: ends_of(life, lists))
         for number, offset in positions.items():
             life.history.note(Act.ASSIGN, Phase.OK, time_ns=time.monotonic_ns(), partition=number, offset=offset)
         return life.insist(lambda: life.clients.reader(positions, "read_committed"))
-
-    def _ends(self, life: Life, lists: list[int]) -> dict[int, int]:
-        places = {life.spec.partitions[number]: number for number in lists}
-        with Fetcher({"bootstrap.servers": life.spec.bootstrap, **life.spec.settings}) as fetcher:
-            return {
-                places[place.topic, place.partition]: end
-                for place, end in fetcher.offsets_for(places, "latest").items()
-            }
 
     def _read(self, life: Life, reader: Reader) -> Taken | None:
         found: list[Taken] = []

@@ -11,8 +11,15 @@ from semel.verify.clients.libraries import find_library
 from semel.verify.clients.manual_consumer import ManualConsumer
 from semel.verify.history import Act, Phase
 from semel.verify.workloads.life import Life
+from semel.verify.workloads.options import Options
 from semel.verify.workloads.roles import POLL_MS
 from semel.verify.workloads.transactions import Batch, Positions, Taken, Transactions, next_positions, take_sound
+
+
+def is_member_of_group(library: str, options: Options) -> bool:
+    """Else its workers take fixed shares of the input."""
+    is_safe = find_library(library).has_safe_groups
+    return options.assignment == "group" or (options.assignment == "auto" and is_safe)
 
 
 class Transform:
@@ -45,9 +52,8 @@ class PipelineWorker(ABC):
         """Until the life is over."""
 
     def _open_consumer(self) -> GroupConsumer:
-        life, options = self._life, self._life.options
-        is_safe = find_library(life.spec.library).has_safe_groups
-        if options.assignment == "group" or (options.assignment == "auto" and is_safe):
+        life = self._life
+        if is_member_of_group(life.spec.library, life.options):
             return life.clients.group_consumer(self._group, self._topic)
         share = sorted(self._inputs)[life.spec.index :: life.spec.count]
         reader = life.clients.reader(dict.fromkeys(share, 0), "read_committed")

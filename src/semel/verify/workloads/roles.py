@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from semel.client.fetcher import Fetcher
 from semel.verify.clients.face import Integers
 from semel.verify.history import Act, Isolation, Phase
 from semel.verify.workloads.life import Life
@@ -14,14 +15,24 @@ from semel.verify.workloads.transactions import Batch, Transactions, note_all_re
 
 POLL_MS = 200
 _READ_RECORDS_MAX = 20_000
+_BEFORE_END_MAX = 5_000
+"""How many offsets before the end a later life of a reader begins, at most."""
 
 
 def live_as_reader(life: Life, partitions: Sequence[int], isolation: Isolation) -> None:
-    """Reads everything from the beginning on, and never goes back."""
-    for number in partitions:
-        life.history.note(Act.ASSIGN, Phase.OK, time_ns=time.monotonic_ns(), partition=number, offset=0)
+    """Reads everything from the beginning on, and never goes back.
+
+    A later life begins a little before the present end: in a long run, all over again after each kill would be without
+    end, and the judge reads everything in any case.
+    """
+    positions = dict.fromkeys(partitions, 0)
+    if life.spec.life:
+        ends = life.insist(lambda: ends_of(life, partitions))
+        positions = {number: max(0, end - life.chance.randint(0, _BEFORE_END_MAX)) for number, end in ends.items()}
+    for number, offset in positions.items():
+        life.history.note(Act.ASSIGN, Phase.OK, time_ns=time.monotonic_ns(), partition=number, offset=offset)
     life.history.flush()
-    reader = life.insist(lambda: life.clients.reader(dict.fromkeys(partitions, 0), isolation))
+    reader = life.insist(lambda: life.clients.reader(positions, isolation))
     try:
         while not life.is_over:
             incoming = life.insist(lambda: reader.poll(POLL_MS, _READ_RECORDS_MAX))
@@ -29,6 +40,14 @@ def live_as_reader(life: Life, partitions: Sequence[int], isolation: Isolation) 
                 note_all_reads(life, incoming)
     finally:
         reader.close()
+
+
+def ends_of(life: Life, partitions: Sequence[int]) -> dict[int, int]:
+    """Where these partitions end now."""
+    places = {life.spec.partitions[number]: number for number in partitions}
+    with Fetcher({"bootstrap.servers": life.spec.bootstrap, **life.spec.settings}) as fetcher:
+        ends = fetcher.offsets_for(places, "latest")
+    return {places[place.topic, place.partition]: end for place, end in ends.items()}
 
 
 def live_as_source(life: Life, make_batch: Callable[[int], Batch]) -> None:

@@ -7,6 +7,7 @@ transaction has no COMMIT in the history was never to be seen.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -165,14 +166,25 @@ class Transactions:
         self.writer = life.clients.transactional_writer(life.transactional_id)
 
     def run(
-        self, batch: Batch, *, taken: Taken | None = None, positions: Positions | None = None, is_to_abort: bool = False
+        self,
+        batch: Batch,
+        *,
+        taken: Taken | None = None,
+        take_last: Callable[[], Taken | None] | None = None,
+        positions: Positions | None = None,
+        is_to_abort: bool = False,
     ) -> Outcome:
-        """One transaction with these records; raises `Fenced` when it is the last of this process."""
+        """One transaction with these records; raises `Fenced` when it is the last of this process.
+
+        `take_last` reads more input when the records are stored and nothing is committed yet.
+        """
         self._life.insist(self.writer.begin)
         number, self._count = self._count, self._count + 1
         self._note(Act.BEGIN, Phase.OK, number)
         try:
             self._fill(number, batch, taken, positions)
+            if take_last is not None and (last := take_last()) is not None:
+                note_taken(self._life, last, number)
         except Fenced:
             self._note(Act.ABORT, Phase.OK, number)  # whoever fenced it has aborted it
             raise

@@ -90,6 +90,11 @@ class Plan:
             options=asdict(self.workload.options),
         )
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether any of the workers is a member of a group."""
+        return any(self.workload.has_group(worker.library) for worker in self.workers)
+
     def gaps(self) -> list[tuple[str, Gap]]:
         """What the libraries in use cannot do, by library: to be shown to the user."""
         used = dict.fromkeys(worker.library for worker in self.workers)
@@ -102,6 +107,8 @@ class Workload(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     guarantees: ClassVar[Sequence[Guarantee]] = ("exactly-once",)
+    has_positions: ClassVar[bool] = False
+    """Whether workers put the positions of a group into their transactions."""
 
     def __init__(self, prefix: str, options: Options | None = None) -> None:
         self.prefix = prefix
@@ -147,9 +154,13 @@ class Workload(ABC):
             ),
         )
 
-    def has_backlog(self, settings: Mapping[str, Any]) -> bool:
-        """Whether there is input that no worker has taken yet; `settings` are those of a client of Semel's."""
+    def has_group(self, library: str) -> bool:
+        """Whether workers with this library share their input as members of a group."""
         return False
+
+    def backlog(self, settings: Mapping[str, Any]) -> int:
+        """How far the workers are behind their input, in offsets; `settings` are those of a client of Semel's."""
+        return 0
 
     # What a worker process does.
 
