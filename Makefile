@@ -57,7 +57,7 @@ simulate: setup ## 10,000 seeds of broker and client in virtual time, 200 transa
 	@$(BIN)/python -m semel.verify.simulation --seeds "$${SEEDS:-10000}" --transactions 200
 
 .PHONY: simulate-broker
-simulate-broker: setup ## the same with small clients of its own only, which takes a tenth of the time
+simulate-broker: setup ## shorter runs of the broker alone, with small clients of its own (SEEDS=n for fewer)
 	@$(BIN)/python -m semel.verify.simulation --seeds "$${SEEDS:-10000}"
 
 .PHONY: hostile

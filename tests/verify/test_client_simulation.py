@@ -142,6 +142,7 @@ def test_three_hundred_seeds_of_full_size_hold() -> None:
     assert int(counted[1].replace(",", "")) >= 300 * 200
 
 
+@pytest.mark.chaos
 def test_ctrl_c_ends_all_processes_in_good_order() -> None:
     """It says how far it has come, and leaves nobody behind."""
     command = [sys.executable, "-m", "semel.verify.simulation", "--seeds", "100000", "--jobs", "2", "--trace"]
