@@ -53,7 +53,11 @@ chaos: setup ## kill the embedded broker 200 times under load, and crash its dis
 	@SEMEL_CHAOS_KILLS="$${SEMEL_CHAOS_KILLS:-200}" $(BIN)/pytest -m chaos
 
 .PHONY: simulate
-simulate: setup ## 10,000 seeds of the broker in virtual time, with all kinds of failures
+simulate: setup ## 10,000 seeds of broker and client in virtual time, 200 transactions each (SEEDS=n for fewer)
+	@$(BIN)/python -m semel.verify.simulation --seeds "$${SEEDS:-10000}" --transactions 200
+
+.PHONY: simulate-broker
+simulate-broker: setup ## shorter runs of the broker alone, with small clients of its own (SEEDS=n for fewer)
 	@$(BIN)/python -m semel.verify.simulation --seeds "$${SEEDS:-10000}"
 
 VERIFY_LONG := --workload copier --client semel --seed "$${SEED:-2026}" --option partitions=6 --option sources=2 \

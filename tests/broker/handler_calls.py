@@ -16,7 +16,7 @@ from memory_meta import MemoryMeta
 
 from semel.broker.acls import AllowAll, Authorizer
 from semel.broker.configs import BrokerSettings, topic_settings
-from semel.broker.context import RequestContext
+from semel.broker.context import Encoded, RequestContext
 from semel.broker.dispatch import handler_for
 from semel.broker.state import Broker
 from semel.broker.topics import Topic, TopicStore
@@ -105,7 +105,8 @@ def ask(broker: SmallBroker, api: Api, version: int, /, *, principal: str = "Use
     connection = cast(Any, None)
     context = RequestContext(connection, principal, "127.0.0.1", client_id, version, 7)
     reply = handler_for(api)(cast(Broker, broker), context, decoded)
-    answer = b"".join(encode_response(cast(Any, reply), 7))
+    pieces = reply.pieces if isinstance(reply, Encoded) else encode_response(cast(Any, reply), 7)
+    answer = b"".join(pieces)
     assert int.from_bytes(answer[:4]) == len(answer) - 4
     return decode_response(response_type_for(request), answer[4:])
 

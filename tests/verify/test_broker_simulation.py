@@ -69,6 +69,6 @@ def test_the_command_tells_how_to_see_a_failure_again(
     assert main(["--seeds", "1", "--from", "3"]) == 0
     assert "1 seeds" in capsys.readouterr().out
     next(mutant for mutant in MUTANTS if mutant.__name__ == "repeats_are_stored_again")(monkeypatch)
-    assert main(["--seeds", "5"]) == 1
+    assert main(["--seeds", "5", "--jobs", "1"]) == 1
     printed = capsys.readouterr()
     assert "python -m semel.verify.simulation --seed" in printed.err

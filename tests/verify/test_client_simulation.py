@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -76,6 +78,31 @@ def test_threads_do_not_make_a_run_differ() -> None:
     assert threading.active_count() == 1
 
 
+@pytest.mark.parametrize("process_id", [7, 123_456])
+def test_the_number_of_the_process_makes_no_difference(process_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands in the lock file, whose length once decided what else a full disk had room for."""
+    monkeypatch.setattr(os, "getpid", lambda: process_id)
+    assert run_seed(7, TRANSACTIONS).digest == run_once(7).digest
+
+
+@pytest.mark.parametrize("seed", [2, 5])
+def test_reading_only_what_is_new_finds_what_reading_everything_finds(seed: int) -> None:
+    """The oracle reads all logs from their beginning after every event, and is content as well."""
+    thorough = run_seed(seed, 30, thorough=True)
+    assert thorough.violation is None
+    assert thorough.digest == run_seed(seed, 30).digest
+
+
+@pytest.mark.parametrize("name", ["a_repeat_gets_a_new_sequence", "a_lost_answer_counts_as_a_commit"])
+def test_a_bug_is_found_at_the_same_event_by_both_ways_of_reading(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick way neither misses it nor notices it later than the oracle."""
+    next(mutant for mutant in MUTANTS if mutant.__name__ == name)(monkeypatch)
+    seed = next(seed for seed in range(1, 37) if run_seed(seed, 30).violation)
+    quick, thorough = run_seed(seed, 30), run_seed(seed, 30, thorough=True)
+    assert quick.violation == thorough.violation
+    assert quick.trace == thorough.trace
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_bug_planted_in_the_client_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that cannot fail proves nothing: each of these bugs breaks an invariant within a few dozen seeds."""
@@ -90,6 +117,43 @@ def test_the_command_names_the_size_of_a_failing_run(
     next(mutant for mutant in MUTANTS if mutant.__name__ == "the_dead_are_not_dead")(monkeypatch)
     assert main(["--seed", "1", "--transactions", "30"]) == 1
     assert "python -m semel.verify.simulation --seed 1 --transactions 30 --trace" in capsys.readouterr().err
+
+
+def test_processes_share_the_seeds_and_tell_of_them_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+    """Two processes print what one prints, trace for trace; only the time that it took differs."""
+    printed: list[list[str]] = []
+    for jobs in ("1", "2"):
+        assert main(["--seeds", "4", "--from", "5", "--trace", "--jobs", jobs]) == 0
+        printed.append(capfd.readouterr().out.splitlines())
+    assert printed[0][:-1] == printed[1][:-1]
+    assert [lines[-1].startswith("4 seeds, ") and lines[-1].endswith(" seeds an hour") for lines in printed] == [
+        True
+    ] * 2
+
+
+@pytest.mark.chaos
+def test_three_hundred_seeds_of_full_size_hold() -> None:
+    """300 seeds, 200 transactions and more in each, by the command that anybody would use, on all cores."""
+    command = [sys.executable, "-m", "semel.verify.simulation", "--seeds", "300", "--transactions", "200"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1_800)
+    assert (done.returncode, done.stderr) == (0, "")
+    counted = re.search(r"^300 seeds, ([\d,]+) transactions, 0 failures", done.stdout, re.MULTILINE)
+    assert counted is not None
+    assert int(counted[1].replace(",", "")) >= 300 * 200
+
+
+@pytest.mark.chaos
+def test_ctrl_c_ends_all_processes_in_good_order() -> None:
+    """It says how far it has come, and leaves nobody behind."""
+    command = [sys.executable, "-m", "semel.verify.simulation", "--seeds", "100000", "--jobs", "2", "--trace"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        running.send_signal(signal.SIGINT)
+        output, errors = running.communicate(timeout=120)
+    assert running.returncode == 130
+    assert output.endswith(" seeds an hour\n")
+    assert errors == "stopped\n"
 
 
 def test_a_killed_thread_ends_where_it_waits() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -76,6 +77,7 @@ class Broker:
         disk: Disk | None = None,
         faults: Faults | None = None,
         boot_id: str | None = None,
+        process_id: int | None = None,
         new_id: Callable[[], UUID] = uuid4,
         on_fatal: Callable[[Exception], None] | None = None,
         sync_in_thread: bool = True,
@@ -88,6 +90,7 @@ class Broker:
         self.metrics = Metrics()
         self.settings = BrokerSettings({"log.dirs": str(options.data), **options.config})
         self.durability = Durability(options.fsync, on_fatal or _log_fatal, in_thread=sync_in_thread)
+        self._process_id = os.getpid() if process_id is None else process_id
         self._boot_id = _read_boot_id() if boot_id is None else boot_id
         self.new_id = new_id
         self._partitions: dict[tuple[str, int], Partition] = {}
@@ -107,7 +110,7 @@ class Broker:
 
     async def start(self, *, listen: bool = True) -> None:
         """Recover what is on disk, then listen. A simulation brings the connections itself and does not listen."""
-        self.directory = DataDirectory(str(self.options.data), self.disk)
+        self.directory = DataDirectory(str(self.options.data), self.disk, process_id=self._process_id)
         try:
             await self._recover()
             if listen:
@@ -391,8 +394,9 @@ class Broker:
             self._cleaning = asyncio.ensure_future(self._clean())
         if self._is_due("producers", settings.producer_id_expiration_check_interval_ms):
             self._for_each_partition(lambda partition: partition.expire_producers(self.clock.now_ms()))
-        if self._is_due("transactional ids", settings.transactional_id_expiration_check_interval_ms):
-            self.transactions.expire()
+        expires = self._is_due("transactional ids", settings.transactional_id_expiration_check_interval_ms)
+        if expires and not self.transactions.try_expire():
+            self._due_ms["transactional ids"] = self.clock.now_ms()  # with the next tick once more
         if self._has_groups and self._is_due("offsets", settings.offsets_retention_check_interval_ms):
             self.groups.expire()
 

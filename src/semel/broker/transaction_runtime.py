@@ -157,11 +157,17 @@ class TransactionRuntime:
         name = metadata.transactional_id
         return name not in self._changing and self.coordinator.get(name) is metadata
 
-    def expire(self) -> None:
+    def try_expire(self) -> bool:
+        """Forget ids that nobody has used for long. False where the disk was full: the rest is for the next time."""
         for transactional_id in self.coordinator.decide_expirations(now_ms=self._broker.clock.now_ms()):
-            if transactional_id not in self._changing:
+            if transactional_id in self._changing:
+                continue
+            try:
                 self._append(transactional_id, [encode_tombstone(transactional_id)])
-                self.coordinator.replay_tombstone(transactional_id)
+            except Refused:  # it is logged, and nothing depends on forgetting
+                return False
+            self.coordinator.replay_tombstone(transactional_id)
+        return True
 
     # Recovery.
 

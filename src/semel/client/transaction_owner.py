@@ -281,7 +281,12 @@ class TransactionOwner:
     def resolve(self) -> Outcome:
         if self.state is not State.UNKNOWN:
             raise InvalidState(f"There is nothing to resolve: this producer is {self.state.value}.")
-        owner = self._wait_until_decided()
+        try:
+            owner = self._wait_until_decided()
+        except Fenced as error:  # the id is forgotten: nothing is open, and the markers are where they were
+            outcome = self._look_up_marker(self._in_doubt) or self._look_up_offsets()
+            self._die(error)
+            return outcome
         if owner is None:
             self._claim(None, next_epoch_is_free=False)  # it cannot be asked for: this alone ends what is open
         outcome = self._look_up_marker(self._in_doubt) or self._look_up_offsets()
@@ -336,10 +341,16 @@ class TransactionOwner:
     # -- epochs ----------------------------------------------------------------------------------------------------
 
     def _renew_epoch(self) -> None:
-        """End what is open and raise the epoch; `Fenced` if another producer has taken over."""
-        owner = self._calls.owner()
-        is_open = owner is not None and owner.is_open and owner.identity == self._mine
-        self._claim(self._wait_until_decided(), next_epoch_is_free=is_open or self._surely_open)
+        """End what is open and raise the epoch; `Fenced` if another producer took over or the id is forgotten."""
+        try:
+            owner = self._calls.owner()
+            is_open = owner is not None and owner.is_open and owner.identity == self._mine
+            owner = self._wait_until_decided()
+        except Fenced as error:
+            # To take the id anew could fence a producer that has come since: that is for a new one to decide.
+            self._die(error)
+            raise
+        self._claim(owner, next_epoch_is_free=is_open or self._surely_open)
         self._check_alive()
 
     def _wait_until_decided(self) -> Owner | None:

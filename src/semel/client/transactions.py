@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semel.client.cluster import Answered, Cluster, CoordinatorKind
+from semel.client.failures import failure
 from semel.client.ownership import NOBODY, Owner, ProducerIdentity
 from semel.client.partitions import TopicPartition
 from semel.client.retry import Patience
@@ -62,8 +63,15 @@ class TransactionCalls:
         )
         return ProducerIdentity(response.producer_id, response.producer_epoch)
 
+    @property
+    def _name(self) -> str:
+        return f"transactional.id {self.transactional_id!r}"
+
     def owner(self) -> Owner | None:
-        """Who owns the id now and in what state; None where the broker cannot tell (before Kafka 3.0)."""
+        """Who owns the id now and in what state; None where the broker cannot tell (before Kafka 3.0).
+
+        Raises Fenced where the coordinator has forgotten the id, which it does only when nothing is open under it.
+        """
         try:
             response = self._call(
                 Api.DESCRIBE_TRANSACTIONS,
@@ -72,6 +80,10 @@ class TransactionCalls:
             )
         except UnsupportedByBroker:
             return None
+        except KafkaError as error:
+            if error.code == ErrorCode.transactional_id_not_found:
+                raise failure(ErrorCode.invalid_producer_id_mapping, Api.INIT_PRODUCER_ID, self._name) from error
+            raise
         found = response.transaction_states[0]
         return Owner(ProducerIdentity(found.producer_id, found.producer_epoch), found.transaction_state)
 
@@ -177,7 +189,7 @@ class TransactionCalls:
             self.transactional_id,
             api,
             read_answer,
-            what=f"transactional.id {self.transactional_id!r}",
+            what=self._name,
             patience=patience,
             **fields,
         )

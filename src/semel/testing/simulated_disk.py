@@ -275,10 +275,12 @@ class SimulatedDisk:
     def list(self, path: str) -> list[tuple[str, bool]]:
         self._check_alive()
         self._need_directory(path)
+        prefix = f"{path}/" if path else ""
+        begin = len(prefix)
         return [
-            (name.rpartition("/")[2], file is None)
+            (name[begin:], file is None)
             for name, file in self._names.items()
-            if name and _parent(name) == path
+            if name.startswith(prefix) and name and "/" not in name[begin:]
         ]
 
     def size(self, path: str) -> int:

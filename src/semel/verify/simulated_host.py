@@ -19,6 +19,8 @@ from semel.verify.simulation_ledger import Violation
 from semel.verify.virtual_time import ProcessClock
 
 _SET_BACK_MAX_MS = 4_000
+_PROCESS_ID = 4711
+"""Of every broker: the number stands in a file, and how long it is decides what else fits on a full disk."""
 
 
 class BrokerLog(logging.Handler):
@@ -115,6 +117,7 @@ class SimulatedHost:
             clock=self._clock,
             disk=self.disk,
             boot_id=f"boot {self._boots}",
+            process_id=_PROCESS_ID,
             new_id=lambda: UUID(int=self._chance.getrandbits(128), version=4),
         )
         broker.durability = SlowDurability(self._options.fsync, self._note_fatal, self._chance)

@@ -19,7 +19,7 @@ from semel.client.sender import Stored
 from semel.client.settings import parse_config
 from semel.client.transaction_owner import Outcome
 from semel.client.transaction_state import State
-from semel.errors import Fenced, InvalidState, KafkaError, SemelError, TransactionAborted
+from semel.errors import Fenced, InvalidState, SemelError, TransactionAborted
 from semel.verify.simulated_network import Network
 from semel.verify.simulated_sockets import SimulatedMachine
 from semel.verify.simulation_invariants import Checker
@@ -275,9 +275,7 @@ class TransactionalProcess(Writing):
             producer.begin()
         except SemelError as error:
             self.note_failure("to begin", error)
-            if producer.state is State.DEAD:
-                return self._check_the_dead(producer)
-            return not isinstance(error, KafkaError)  # an id that has expired is for a new producer
+            return self._check_the_dead(producer) if producer.state is State.DEAD else True
         self.claim(producer)
         self.transactions += 1
         self._is_clean = True

@@ -34,7 +34,9 @@ _PATIENCE_MS = 120_000
 class World:
     """Everything of one run. All chance comes from the seed."""
 
-    def __init__(self, seed: int, loop: VirtualTimeLoop, transactions: int | None = None) -> None:
+    def __init__(
+        self, seed: int, loop: VirtualTimeLoop, transactions: int | None = None, *, thorough: bool = False
+    ) -> None:
         self.chance = random.Random(seed)
         self.loop = loop
         self.transactions = transactions
@@ -52,6 +54,7 @@ class World:
         self.restarts = self.power_cuts = self.upheavals = 0
         self.failed: asyncio.Future[None] = loop.create_future()
         self._jumped_ms = self._checks = 0
+        self._checks_between_full_ones = 1 if thorough else _CHECKS_BETWEEN_FULL_ONES
         self._are_producers_done = False
         sizes = ("600", "2500", "100000") if transactions is None else ("3000", "12000", "500000")
         self._segment_bytes = self.chance.choice(sizes)
@@ -121,7 +124,7 @@ class World:
             return
         self._checks += 1
         try:
-            if self._checks % _CHECKS_BETWEEN_FULL_ONES == 0:
+            if self._checks % self._checks_between_full_ones == 0:
                 self.checker.check_all(broker)
             else:
                 self.checker.check(broker)

@@ -2,7 +2,7 @@
 
 `python -m semel.verify.simulation --seeds 10000` tries that many seeds; a seed that breaks an invariant is printed with
 the command that runs it again. One seed is one run, the same each time and on every machine. With `--transactions 200`
-a run has so many at least, and Semel's own client takes part in it.
+a run has so many at least, and Semel's own client takes part in it. The seeds are shared among processes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import asyncio
 import gc
 import hashlib
 import logging
+import os
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
-from semel.broker.storage.data_directory import LOCK_NAME
 from semel.verify.simulated_host import BrokerLog
 from semel.verify.simulated_world import World
+from semel.verify.simulation_jobs import run_all
 from semel.verify.simulation_ledger import Violation
 from semel.verify.virtual_time import VirtualTimeLoop
 
@@ -39,15 +41,18 @@ class Outcome:
     restarts: int = 0
 
 
-def run_seed(seed: int, transactions: int | None = None) -> Outcome:
+def run_seed(seed: int, transactions: int | None = None, *, thorough: bool = False) -> Outcome:
     """One run. With a number of transactions, so many at least, and processes that use Semel's own client take part.
+
+    `thorough` reads all logs anew after every event, where the usual run takes up what is new in them: the slow oracle
+    of the quick way.
 
     >>> run_seed(1).violation is None
     True
     """
     loop = VirtualTimeLoop()
     with _broker_log() as log, _no_garbage_collection():
-        world = World(seed, loop, transactions)
+        world = World(seed, loop, transactions, thorough=thorough)
         loop.set_exception_handler(lambda _, context: world.note_stray(context.get("exception")))
         violation = None
         try:
@@ -60,8 +65,7 @@ def run_seed(seed: int, transactions: int | None = None) -> Outcome:
             _end_all(loop)
     digest = hashlib.sha256("\n".join(world.trace).encode())
     for path in world.host.disk.paths():
-        if not path.endswith(LOCK_NAME):  # it names the process
-            digest.update(path.encode() + world.host.disk.content(path))
+        digest.update(path.encode() + world.host.disk.content(path))
     begun = world.ledger.transactions.values()
     committed = sum(one.outcome == "commit" for one in begun)
     return Outcome(seed, violation, digest.hexdigest(), world.trace, len(begun), committed, world.restarts)
@@ -124,24 +128,67 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--transactions", type=int, help="so many in each seed at least, and Semel's own client takes part in them"
     )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="how many processes share the seeds (default: all cores)"
+    )
+    parser.add_argument("--thorough", action="store_true", help="read all logs anew after every event (slow)")
     parser.add_argument("--trace", action="store_true", help="print every event")
     options = parser.parse_args(arguments)
     seeds = range(options.first, options.first + options.seeds) if options.seed is None else [options.seed]
-    started, failures, transactions = time.monotonic(), 0, 0
-    for number, seed in enumerate(seeds, 1):
-        outcome = run_seed(seed, options.transactions)
-        transactions += outcome.transactions
-        if options.trace:
+    run = partial(run_briefly, options.transactions, options.thorough, options.trace)
+    report = _Report(options, len(seeds))
+    try:
+        for outcome in run_all(run, seeds, options.jobs):
+            report.take(outcome)
+    except KeyboardInterrupt:
+        report.progress()
+        print("stopped", file=sys.stderr)
+        return 130
+    return 1 if report.failures else 0
+
+
+class _Report:
+    """Tells of one seed after the other, in their order, whoever has run them."""
+
+    def __init__(self, options: argparse.Namespace, count: int) -> None:
+        self.failures = 0
+        self._options = options
+        self._count = count
+        self._done = self._transactions = 0
+        self._started = time.monotonic()
+
+    def take(self, outcome: Outcome) -> None:
+        self._done += 1
+        self._transactions += outcome.transactions
+        if self._options.trace:
             print("\n".join(outcome.trace))
         if outcome.violation is not None:
-            failures += 1
-            print(f"seed {seed}: {outcome.violation}", file=sys.stderr)
-            again = "" if options.transactions is None else f" --transactions {options.transactions}"
-            print(f"run it again: python -m semel.verify.simulation --seed {seed}{again} --trace", file=sys.stderr)
-        if number % 100 == 0 or number == len(seeds):
-            spent = time.monotonic() - started
-            print(f"{number} seeds, {transactions:,} transactions, {failures} failures, {spent:.0f} s", flush=True)
-    return 1 if failures else 0
+            self.failures += 1
+            size = "" if self._options.transactions is None else f" --transactions {self._options.transactions}"
+            print(f"seed {outcome.seed}: {outcome.violation}", file=sys.stderr)
+            print(
+                f"run it again: python -m semel.verify.simulation --seed {outcome.seed}{size} --trace",
+                file=sys.stderr,
+                flush=True,
+            )
+        if self._done % 100 == 0 or self._done == self._count:
+            self.progress()
+
+    def progress(self) -> None:
+        spent_s = time.monotonic() - self._started
+        print(
+            f"{self._done} seeds, {self._transactions:,} transactions, {self.failures} failures, {spent_s:.0f} s, "
+            f"{3600 * self._done / max(spent_s, 0.001):,.0f} seeds an hour",
+            flush=True,
+        )
+
+
+def run_briefly(transactions: int | None, thorough: bool, trace: bool, seed: int) -> Outcome:
+    """One run, with its trace only where it is asked for: it would have to be brought over from another process."""
+    outcome = run_seed(seed, transactions, thorough=thorough)
+    if not trace:
+        outcome.trace.clear()
+    return outcome
 
 
 if __name__ == "__main__":

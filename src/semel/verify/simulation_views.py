@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Literal
 
 from semel.broker.storage.partition import Partition
+from semel.broker.storage.segment import Segment
 from semel.core.group_coordinator import decode_record
 from semel.core.group_records import OffsetRecord
 from semel.core.transaction_metadata import TransactionStatus
@@ -61,7 +62,9 @@ class LogView:
         self.is_old = False
         """What is read now was written long ago: decisions have been taken since."""
         self._first_offsets: dict[int, int] = {}
-        self._last_look = (-1, -1)
+        self.last_look = (-1, -1)
+        """The log's end and its high watermark at the last look: while they stand, nothing was written or shown."""
+        self._tail: tuple[Segment | None, int] = (None, 0)
 
     @property
     def where(self) -> str:
@@ -70,23 +73,28 @@ class LogView:
     def first_open_offset(self) -> int | None:
         return min(self._first_offsets.values(), default=None)
 
-    def is_up_to_date(self, partition: Partition) -> bool:
-        """Whether nothing was written or shown since the last look."""
-        log = partition.log
-        return (log.log_end_offset, log.high_watermark) == self._last_look
-
     def read(self, partition: Partition) -> None:
         """Take up all batches that were not seen yet, and hold the partition's own offsets against them."""
         if partition.log_end_offset < self.end_offset:
             raise Violation(f"{self.where} has shrunk from {self.end_offset} to {partition.log_end_offset}")
         if partition.log_end_offset > self.end_offset:
-            for header, batch in partition.batches(self.end_offset):
+            for header, batch in self._new_batches(partition):
                 if header.base_offset >= self.end_offset:
                     self._take(header, batch)
                     self.end_offset = header.last_offset + 1
             self.end_offset = partition.log_end_offset
+            self._tail = (partition.active, partition.active.size)
         self._check_offsets(partition)
-        self._last_look = (partition.log_end_offset, partition.high_watermark)
+        self.last_look = (partition.log_end_offset, partition.high_watermark)
+
+    def _new_batches(self, partition: Partition) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """From where the last look ended: what stands in the segment that is written to is never moved."""
+        segment, position = self._tail
+        if segment is None or segment is not partition.active:
+            yield from partition.batches(self.end_offset)
+            return
+        for _, header, batch in segment.walker().batches(position, self.end_offset, check_crc=True):
+            yield header, batch
 
     def _take(self, header: BatchHeader, batch: memoryview) -> None:
         if header.is_control:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Final, cast
 
 from kio.index import load_request_schema, load_response_schema
-from kio.serial import entity_reader, entity_writer
+from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 from kio.static.protocol import Entity, RequestPayload, ResponsePayload
 
@@ -22,12 +22,15 @@ from semel.errors import WireError
 from semel.wire.api import CLIENT_VERSIONS, Api
 from semel.wire.describe_transactions import DescribeTransactionsResponse
 from semel.wire.shape import check_shape, nested_entity
+from semel.wire.writing import write_frame
 
 _SIZE: Final = struct.Struct(">i")
-_GATHER_BYTES: Final = 4096
 
 Plain = Any
 """A plain value for `build`: number, string, bytes, None, a sequence of these, or a mapping for a nested entity."""
+
+
+_request_schema: Final = cache(load_request_schema)  # kio looks its module up anew each time
 
 
 def build(api: Api, version: int, /, **fields: Plain) -> RequestPayload:
@@ -36,8 +39,8 @@ def build(api: Api, version: int, /, **fields: Plain) -> RequestPayload:
     >>> build(Api.END_TXN, 3, transactional_id="t", producer_id=1, producer_epoch=0, committed=True).committed
     True
     """
-    newest = load_request_schema(api, CLIENT_VERSIONS[api].highest)
-    schema = load_request_schema(api, version)
+    newest = _request_schema(api, CLIENT_VERSIONS[api].highest)
+    schema = _request_schema(api, version)
     # A field may also have gone: newer versions of Metadata no longer ask for the cluster's authorized operations.
     gone = _fields_of_any_version(api) - _plan(schema).keys()
     return cast(RequestPayload, _make(schema, newest, {name: fields[name] for name in fields if name not in gone}))
@@ -94,28 +97,6 @@ def _field_step(field: dataclasses.Field[Any]) -> _FieldStep:
     return _FieldStep(lambda value, _: value, None)
 
 
-class ChunkWriter:
-    """Collects what kio writes; large pieces (record batches) are passed on by reference, never copied."""
-
-    def __init__(self) -> None:
-        self.chunks: list[Any] = []
-        self.size = 0
-        self._small: list[bytes] = []
-
-    def write(self, data: Any) -> None:
-        self.size += len(data)
-        if len(data) < _GATHER_BYTES:
-            self._small.append(data)
-        else:
-            self.flush()
-            self.chunks.append(data)
-
-    def flush(self) -> None:
-        if self._small:
-            self.chunks.append(b"".join(self._small))
-            self._small = []
-
-
 def encode_request(request: RequestPayload, correlation_id: int, client_id: str) -> list[bytes | memoryview]:
     """The request as a frame, in pieces for one `sendmsg`: size, header, body."""
     header_schema = request.__header_schema__
@@ -125,12 +106,7 @@ def encode_request(request: RequestPayload, correlation_id: int, client_id: str)
         "correlation_id": correlation_id,
         "client_id": client_id,
     }
-    writer = ChunkWriter()
-    sink = cast(Any, writer)
-    entity_writer(header_schema)(sink, header_schema(**header))
-    entity_writer(type(request))(sink, request)
-    writer.flush()
-    return [_SIZE.pack(writer.size), *writer.chunks]
+    return write_frame(header_schema(**header), request)
 
 
 def response_type_for(request: RequestPayload) -> type[ResponsePayload]:

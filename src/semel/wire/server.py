@@ -10,14 +10,15 @@ from functools import cache
 from typing import Any, Final, cast
 
 from kio.index import load_request_schema
-from kio.serial import entity_reader, entity_writer
+from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 from kio.static.protocol import Entity, RequestPayload, ResponsePayload
 
 from semel.errors import WireError
 from semel.wire.api import Api, VersionRange
-from semel.wire.messages import ChunkWriter, Plain, response_type_for
+from semel.wire.messages import Plain, response_type_for
 from semel.wire.shape import REQUEST_ENTRIES_MAX, check_shape, nested_entity
+from semel.wire.writing import write_frame
 
 # What the embedded broker answers. Versions with topic ids in Produce and Fetch would bring a second way to name a
 # topic and nothing else; those for brokers among themselves (AddPartitionsToTxn 4+) have nobody to speak them.
@@ -70,7 +71,6 @@ SERVER_VERSIONS: Final[Mapping[Api, VersionRange]] = {
 }
 
 _HEAD: Final = struct.Struct(">hhi")
-_SIZE: Final = struct.Struct(">i")
 _UNREADABLE: Final = (WireError, SerialError, ValueError, IndexError, OverflowError, struct.error)
 
 
@@ -149,14 +149,5 @@ def _unchanged(value: Plain) -> Plain:
 
 def encode_response(response: ResponsePayload, correlation_id: int) -> list[bytes | memoryview]:
     """The answer as a frame, in pieces: size, header, body. Large fields are passed on by reference."""
-    header_schema = response.__header_schema__
-    writer = ChunkWriter()
-    sink = cast(Any, writer)
-    entity_writer(header_schema)(sink, _header(header_schema, correlation_id))
-    entity_writer(type(response))(sink, response)
-    writer.flush()
-    return [_SIZE.pack(writer.size), *writer.chunks]
-
-
-def _header(schema: Any, correlation_id: int) -> Any:
-    return schema(correlation_id=correlation_id)
+    header: Any = response.__header_schema__
+    return write_frame(header(correlation_id=correlation_id), response)

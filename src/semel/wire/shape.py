@@ -120,10 +120,10 @@ def _step_over(entity: type[Any]) -> Step:
             steps.append(_over_fixed(fixed))
             fixed = 0
         steps.append(_over_field(field, is_flexible))
-    if fixed:
-        steps.append(_over_fixed(fixed))
     if entity.__flexible__:
-        steps.append(_over_tags(tags))
+        steps.append(_over_tags(tags, behind=fixed))
+    elif fixed:
+        steps.append(_over_fixed(fixed))
     if len(steps) == 1:
         return steps[0]
 
@@ -236,10 +236,12 @@ def _over_tagged(field: dataclasses.Field[Any]) -> Step:
     return _step_over(nested) if nested is not None and not _is_array(field) else _over_field(field, is_flexible=True)
 
 
-def _over_tags(known: Mapping[int, Step]) -> Step:
+def _over_tags(known: Mapping[int, Step], *, behind: int) -> Step:
+    """Over the tags that follow so many bytes of fixed fields."""
+
     def over(walk: Walk, at: int) -> int:
-        data = walk.data
-        if data[at] == 0:
+        at += behind
+        if walk.data[at] == 0:
             return at + 1
         return _over_tags_there(walk, at, known)
 

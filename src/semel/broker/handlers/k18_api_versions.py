@@ -7,8 +7,10 @@ Whether clients use transaction protocol 2 follows from the finalized feature `t
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
@@ -16,7 +18,8 @@ from kio.schema.errors import ErrorCode
 from semel.broker.configs import BrokerSettings
 from semel.broker.context import Encoded, Reply, RequestContext
 from semel.wire.api import PROTOCOL_2_VERSIONS, TRANSACTION_FEATURE, Api
-from semel.wire.server import SERVER_VERSIONS, encode_response, respond
+from semel.wire.server import SERVER_VERSIONS, respond
+from semel.wire.writing import encode_entity
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
@@ -31,27 +34,35 @@ _FEATURES_EPOCH: Final = 1
 # KIP-1022: clients of version 3 fail on a feature whose lowest version is 0, so it is kept from them.
 _LOWEST_ZERO_SINCE: Final = 4
 
+_HEAD: Final = struct.Struct(">ii")
+"""The size of the frame, and its correlation id."""
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
     code = ErrorCode.none if _names_its_software(request) else ErrorCode.invalid_request
-    return _answer(broker.settings, request, context.api_version, code)
+    return _answer(broker.settings, context.api_version, code, context.correlation_id)
 
 
 def answer_newer_client(broker: Broker, correlation_id: int) -> Encoded:
     """To a version that is not served, in version 0: the client then asks again in one that is (KIP-511)."""
-    request = load_request_schema(Api.API_VERSIONS, 0)()
-    answer = _answer(broker.settings, request, 0, ErrorCode.unsupported_version)
-    return Encoded(encode_response(answer, correlation_id))
+    return _answer(broker.settings, 0, ErrorCode.unsupported_version, correlation_id)
 
 
-def _answer(settings: BrokerSettings, request: Any, version: int, code: ErrorCode) -> Any:
-    finalized = {TRANSACTION_FEATURE: settings.transaction_version, GROUP_FEATURE: int(_has_consumer_groups(settings))}
-    return respond(
-        request,
+def _answer(settings: BrokerSettings, version: int, code: ErrorCode, correlation_id: int) -> Encoded:
+    # The header of this answer has no tags in any version: the client does not know yet what the broker can read.
+    body = _body(settings.transaction_version, _has_consumer_groups(settings), version, code)
+    return Encoded([_HEAD.pack(4 + len(body), correlation_id), body])
+
+
+@cache
+def _body(transaction_version: int, has_consumer_groups: bool, version: int, code: ErrorCode) -> bytes:
+    """Every client begins each of its connections with this question, and the answer is always the same."""
+    finalized = {TRANSACTION_FEATURE: transaction_version, GROUP_FEATURE: int(has_consumer_groups)}
+    answer = respond(
+        cast(Any, load_request_schema(Api.API_VERSIONS, version)),  # only its version matters
         error_code=code,
-        api_keys=list(_api_keys(settings)),
+        api_keys=list(_api_keys(transaction_version, has_consumer_groups)),
         supported_features=[
             {"name": name, "min_version": lowest, "max_version": highest}
             for name, (lowest, highest) in _SUPPORTED.items()
@@ -65,14 +76,15 @@ def _answer(settings: BrokerSettings, request: Any, version: int, code: ErrorCod
         ],
         zk_migration_ready=False,
     )
+    return encode_entity(answer)
 
 
-def _api_keys(settings: BrokerSettings) -> Iterator[Mapping[str, int]]:
+def _api_keys(transaction_version: int, has_consumer_groups: bool) -> Iterator[Mapping[str, int]]:
     for api, served in SERVER_VERSIONS.items():
-        if api in _CONSUMER_GROUP_APIS and not _has_consumer_groups(settings):
+        if api in _CONSUMER_GROUP_APIS and not has_consumer_groups:
             continue
         highest = served.highest
-        if settings.transaction_version < 2 and api in PROTOCOL_2_VERSIONS:
+        if transaction_version < 2 and api in PROTOCOL_2_VERSIONS:
             # As a 3.9 broker: some clients go by the version and not by the feature, and protocol 2 would break them.
             highest = min(highest, PROTOCOL_2_VERSIONS[api] - 1)
         # Older librdkafka turns compression off in silence where Produce 0 is not offered (KAFKA-18659).

@@ -43,8 +43,9 @@ class DataDirectory:
     True [('orders', 0)] b'orders'
     """
 
-    def __init__(self, path: str, disk: Disk | None = None) -> None:
+    def __init__(self, path: str, disk: Disk | None = None, *, process_id: int | None = None) -> None:
         self.path = path
+        self._process_id = os.getpid() if process_id is None else process_id
         self.disk: Disk = RealDisk() if disk is None else disk
         self.files = OpenFiles(self.disk)
         self._lock: int | None = self._take()
@@ -113,7 +114,7 @@ class DataDirectory:
             raise self._unwritable(error) from error
         try:
             self.disk.truncate(lock, 0)
-            self.disk.write(lock, [str(os.getpid()).encode()], 0)
+            self.disk.write(lock, [str(self._process_id).encode()], 0)
         except OSError as error:
             # On a full disk the broker must still start, so that records can be read and deleted.
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
