@@ -57,12 +57,12 @@ simulate: setup ## 10,000 seeds of the broker in virtual time, with all kinds of
 	@$(BIN)/python -m semel.verify.simulation --seeds "$${SEEDS:-10000}"
 
 VERIFY_LONG := --workload copier --client semel --seed "$${SEED:-2026}" --option partitions=6 --option sources=2 \
-	--option workers=3 --option rate=3200 --option batch_records_max=4000 --option transaction_timeout_ms=2000 \
+	--option workers=3 --option rate=8000 --option batch_records_max=5000 --option transaction_timeout_ms=2000 \
 	--option session_timeout_ms=2000 --option patience_s=10
 
 .PHONY: verify-long
 verify-long: setup ## 10 million records on the embedded broker under 200 kills, 2,000 cuts and 100 pauses past time-outs
-	@$(BIN)/semel verify --time 20m --faults kill=4,restart=0.3,worker-kill=8,cut=170,zombie=6,storm=0.2,pause=1,hijack=1,repeat=6,reorder=3,late=3,delay=3 $(VERIFY_LONG)
+	@$(BIN)/semel verify --time 14m --faults kill=5.5,restart=0.3,worker-kill=11,cut=260,zombie=8.5,storm=0.2,pause=1,hijack=1,repeat=6,reorder=3,late=3,delay=3 $(VERIFY_LONG)
 
 .PHONY: verify-long-kafka
 verify-long-kafka: setup ## a tenth of that on Apache Kafka 3.9 (Java 17+, Maven)

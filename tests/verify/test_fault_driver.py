@@ -418,8 +418,11 @@ def test_a_whole_plan_is_carried_out_and_its_record_is_a_plan_again(workers: Sle
     with EmbeddedTarget(tmp_path / "broker", fsync="never") as target, FaultProxy(target.bootstrap) as proxy:
         topic = new_topic(target.bootstrap)
         cast = target.cast([Worker("one"), Worker("two", ("stranger",))], longest_timeout_ms=300, apis=["PRODUCE"])
-        plan = make_plan(0, choose_kinds(None, target.impossible).rates, 7_000, replace(cast, restart_ms=500))
-        assert set(plan.counts()) == set(FaultKind)
+        rates = dict(choose_kinds(None, target.impossible).rates)
+        del rates[FaultKind.LATE]  # this producer ends no transactions
+        plan = make_plan(0, rates, 7_000, replace(cast, restart_ms=500))
+        assert set(plan.counts()) == set(FaultKind) - {FaultKind.LATE}
+        plan = replace(plan, duration_ms=60_000)  # on a busy machine faults may have to wait for each other
         with Driver(plan, target, record_path=tmp_path / "faults.jsonl", proxy=proxy, workers=workers) as driver:
             acknowledged = write_until(proxy.bootstrap, topic, lambda: driver.wait(0))
         driver.raise_failure()
@@ -427,8 +430,7 @@ def test_a_whole_plan_is_carried_out_and_its_record_is_a_plan_again(workers: Sle
         records = [Record.from_json(line) for line in lines]
         assert sorted(one.fault.number for one in records) == list(range(len(plan.faults)))
         done = {one.fault.kind for one in records if one.outcome == "done"}
-        # Nobody may have the id yet, and this producer ends no transactions.
-        assert done >= set(FaultKind) - {FaultKind.HIJACK, FaultKind.LATE}, records
+        assert done >= set(rates) - {FaultKind.HIJACK}, records  # nobody may have the id yet
         again = FaultPlan.from_records(lines)
         assert again.counts() == {
             kind: sum(one.outcome == "done" and one.fault.kind is kind for one in records) for kind in done
