@@ -61,17 +61,17 @@ simulate-broker: setup ## shorter runs of the broker alone, with small clients o
 	@$(BIN)/python -m semel.verify.simulation --seeds "$${SEEDS:-10000}"
 
 VERIFY_LONG := --workload copier --client semel --seed "$${SEED:-2026}" --option partitions=6 --option sources=2 \
-	--option workers=3 --option rate=3200 --option batch_records_max=4000 --option transaction_timeout_ms=2000 \
+	--option workers=3 --option rate=8000 --option batch_records_max=5000 --option transaction_timeout_ms=2000 \
 	--option session_timeout_ms=2000 --option patience_s=10
 
 .PHONY: verify-long
 verify-long: setup ## 10 million records on the embedded broker under 200 kills, 2,000 cuts and 100 pauses past time-outs
-	@$(BIN)/semel verify --time 20m --faults kill=4,restart=0.3,worker-kill=8,cut=170,zombie=6,storm=0.2,pause=1,hijack=1,repeat=6,reorder=3,late=3,delay=3 $(VERIFY_LONG)
+	@$(BIN)/semel verify --time 20m --faults kill=5.5,restart=0.3,worker-kill=11,cut=260,zombie=8.5,storm=0.2,pause=1,hijack=1,repeat=6,reorder=3,late=3,delay=3 $(VERIFY_LONG)
 
 .PHONY: verify-long-kafka
 verify-long-kafka: setup ## a tenth of that on Apache Kafka 3.9 (Java 17+, Maven)
 	@scripts/need-java.sh mvn
-	@$(BIN)/semel verify --target kafka:3.9.2 --time 4m --faults kill=1.5,worker-kill=6,cut=100,zombie=4,storm=0.2,hijack=1,repeat=6,reorder=3,late=3,delay=3 $(VERIFY_LONG)
+	@$(BIN)/semel verify --target kafka:3.9.2 --time 4m --faults kill=1.5,worker-kill=6,cut=200,zombie=4,storm=0.2,hijack=1,repeat=6,reorder=3,late=3,delay=3 $(VERIFY_LONG)
 
 .PHONY: hostile
 hostile: setup ## a million damaged requests against the embedded broker

@@ -145,7 +145,7 @@ def test_a_clock_jump_aborts_an_open_transaction(target: EmbeddedTarget, topic: 
         with driver_of(target, tmp_path, fault(FaultKind.CLOCK, broker=0, jump_ms=61_000)) as driver:
             carried_out(driver, tmp_path)
         wait_until(lambda: ends(target.bootstrap, [(topic, 0)], is_stable=True)[topic, 0] == 2)
-        with pytest.raises(TransactionAborted, match=r"longer than transaction\.timeout\.ms"):
+        with pytest.raises(TransactionAborted, match=r"before transaction\.timeout\.ms"):
             producer.commit()
         producer.abort()
         with producer.transaction():
@@ -281,7 +281,7 @@ def test_an_id_that_nobody_has_cannot_be_kept(target: EmbeddedTarget, tmp_path: 
     """The worker may not have begun: the fault is missed, not failed."""
     with driver_of(target, tmp_path, fault(FaultKind.HIJACK, transactional_id="nobody", keeps_epoch=True)) as driver:
         record = carried_out(driver, tmp_path)
-    assert (record.outcome, record.note) == ("missed", "nobody has the id yet (transactional_id_not_found)")
+    assert (record.outcome, record.note) == ("missed", "nobody has the id yet (invalid_producer_id_mapping)")
 
 
 # Requests and answers
@@ -419,8 +419,11 @@ def test_a_whole_plan_is_carried_out_and_its_record_is_a_plan_again(workers: Sle
         topic = new_topic(target.bootstrap)
         known = [Worker("one", client_id="writer"), Worker("two", ("stranger",))]
         cast = target.cast(known, longest_timeout_ms=300, apis=["PRODUCE"])
-        plan = make_plan(0, choose_kinds(None, target.impossible).rates, 7_000, replace(cast, restart_ms=500))
-        assert set(plan.counts()) == set(FaultKind)
+        rates = dict(choose_kinds(None, target.impossible).rates)
+        del rates[FaultKind.LATE]  # this producer ends no transactions
+        plan = make_plan(0, rates, 7_000, replace(cast, restart_ms=500))
+        assert set(plan.counts()) == set(FaultKind) - {FaultKind.LATE}
+        plan = replace(plan, duration_ms=60_000)  # on a busy machine faults may have to wait for each other
         with Driver(plan, target, record_path=tmp_path / "faults.jsonl", proxy=proxy, workers=workers) as driver:
             acknowledged = write_until(proxy.bootstrap, topic, lambda: driver.wait(0))
         driver.raise_failure()
@@ -428,8 +431,7 @@ def test_a_whole_plan_is_carried_out_and_its_record_is_a_plan_again(workers: Sle
         records = [Record.from_json(line) for line in lines]
         assert sorted(one.fault.number for one in records) == list(range(len(plan.faults)))
         done = {one.fault.kind for one in records if one.outcome == "done"}
-        # Nobody may have the id yet, and this producer ends no transactions.
-        assert done >= set(FaultKind) - {FaultKind.HIJACK, FaultKind.LATE}, records
+        assert done >= set(rates) - {FaultKind.HIJACK}, records  # nobody may have the id yet
         again = FaultPlan.from_records(lines)
         assert again.counts() == {
             kind: sum(one.outcome == "done" and one.fault.kind is kind for one in records) for kind in done

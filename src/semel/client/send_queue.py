@@ -18,6 +18,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from semel.errors import SemelError
+
 SEQUENCES: Final = 2**31
 """Sequences count from 0 to 2**31 - 1 and wrap."""
 
@@ -37,6 +39,8 @@ class OutgoingBatch:
     sequence: int | None = None
     number: int = -1
     """Counts a partition's batches in the order in which they were first sent."""
+    last_error: SemelError | None = None
+    """What the last try came to."""
 
 
 @dataclass(slots=True)

@@ -253,7 +253,7 @@ class Sender:
     def _fail_if_overdue(self, batch: OutgoingBatch) -> bool:
         is_overdue = self._cluster.clock() >= batch.deadline
         if is_overdue:
-            self._fail(batch, self._out_of_time(batch, RequestTimedOut("no broker was reached in that time.")))
+            self._fail(batch, self._out_of_time(batch, batch.last_error or RequestTimedOut("no broker was reached.")))
         return is_overdue
 
     def _stamped(self, batches: list[OutgoingBatch]) -> list[dict[str, Any]]:
@@ -336,6 +336,7 @@ class Sender:
             self._fail(batch, self._out_of_time(batch, error))
             return
         lane = self._lane(batch)
+        batch.last_error = error
         lane.queue.give_back(batch)
         self._postpone(lane, judged)
 
@@ -362,7 +363,8 @@ class Sender:
         head = lane.queue.peek()
         if head is not None and self._cluster.clock() >= head.deadline:
             batch = lane.queue.take()
-            self._fail(batch, self._out_of_time(batch, error or RequestTimedOut("the partition has no leader.")))
+            error = error or batch.last_error or RequestTimedOut("the partition has no leader.")
+            self._fail(batch, self._out_of_time(batch, error))
 
     def _fail_waiting(self, lane: _Lane, error: SemelError) -> None:
         while lane.queue.peek() is not None:

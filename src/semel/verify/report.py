@@ -140,7 +140,9 @@ def _charts(timeline: Timeline, done: Sequence[Mapping[str, Any]]) -> Iterator[s
         kinds = [kind for kind in colours if any(fault["kind"] == kind for fault in shaded)]
         yield f"<p>{' '.join(_swatch(colours[kind], kind) for kind in kinds)}</p>"
     if is_crowded:
-        yield line_chart("Faults", _faults_over_time(timeline, done), x=seconds, y=Axis("a minute"))
+        yield line_chart(
+            "Faults", _faults_over_time(timeline, done), x=seconds, y=Axis("a minute", is_logarithmic=True)
+        )
     yield line_chart(
         "Records",
         [Series("sent", _per_second(timeline.sent)), Series("read", _per_second(timeline.read))],
@@ -206,7 +208,8 @@ def _faults_over_time(timeline: Timeline, done: Sequence[Mapping[str, Any]]) -> 
     for kind, _ in counts.most_common(len(COLOURS)):
         at = [int(timeline.at_second(fault["begin_ns"]) // part_s) for fault in done if fault["kind"] == kind]
         per_part = np.bincount(np.clip(at, 0, parts - 1), minlength=parts)
-        series.append(Series(kind, [((n + 0.5) * part_s, 60.0 * c / part_s) for n, c in enumerate(per_part.tolist())]))
+        rates = [60.0 * count / part_s if count else math.nan for count in per_part.tolist()]
+        series.append(Series(kind, [((number + 0.5) * part_s, rate) for number, rate in enumerate(rates)]))
     return series
 
 

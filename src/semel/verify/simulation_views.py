@@ -35,12 +35,12 @@ def records_of(batch: memoryview) -> Sequence[Record]:
 
 @lru_cache(maxsize=10_000)
 def _decoded(batch: bytes) -> tuple[Record, ...]:
-    return tuple(decode_batch(batch, check_crc=False)[1])
+    return tuple(decode_batch(batch)[1])
 
 
 @lru_cache(maxsize=10_000)
 def _marker(batch: bytes) -> ControlMarker | None:
-    return read_control_batch(batch, check_crc=False)
+    return read_control_batch(batch)
 
 
 @dataclass(slots=True)
