@@ -19,8 +19,8 @@ from semel.errors import WireError
 from semel.wire.api import CLIENT_VERSIONS, Api
 from semel.wire.messages import response_type_for
 from semel.wire.server import SERVER_VERSIONS
-from semel.wire.shape import nested_entity
-from semel.wire.writing import encode_entity, varint, write_frame
+from semel.wire.shape import nested_entity, varint
+from semel.wire.writing import encode_entity, write_frame
 
 _BITS = {"int8": 7, "int16": 15, "int32": 31, "int64": 63}
 _TEXTS = ["", "a", "Käfer", "x" * 127, "y" * 300]

@@ -266,7 +266,7 @@ def _over_tags_there(walk: Walk, begin: int, known: Mapping[int, Step]) -> int:
             walk.entries_left = content.entries_left
             is_as_it_was &= not content.unknown_tags
             fit = bytes(content.without_unknown_tags())
-            kept[tag] = _varint_bytes(tag) + _varint_bytes(len(fit)) + fit
+            kept[tag] = varint(tag) + varint(len(fit)) + fit
         at += size
     if len(kept) < count or not is_as_it_was:
         # At most as many as the entity has tags, so that one byte is enough for the count.
@@ -274,13 +274,23 @@ def _over_tags_there(walk: Walk, begin: int, known: Mapping[int, Step]) -> int:
     return at
 
 
-def _varint_bytes(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """An unsigned number, seven bits to the byte.
+
+    >>> varint(300).hex()
+    'ac02'
+    """
+    if value < 0x80:
+        return _SMALL[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+_SMALL: Final = [bytes([value]) for value in range(0x80)]
 
 
 def _varint(data: Frame, at: int) -> tuple[int, int]:

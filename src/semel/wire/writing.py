@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from semel.errors import WireError
-from semel.wire.shape import nested_entity
+from semel.wire.shape import nested_entity, varint
 
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
@@ -261,22 +261,3 @@ def _array(step: Step, is_flexible: bool) -> Step:
             step(out, value)
 
     return write
-
-
-def varint(value: int) -> bytes:
-    """An unsigned number, seven bits to the byte.
-
-    >>> varint(300).hex()
-    'ac02'
-    """
-    if value < 0x80:
-        return _SMALL[value]
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-_SMALL: Final = [bytes([value]) for value in range(0x80)]
