@@ -98,6 +98,17 @@ def test_nothing_leaves_behind_a_returned_batch_until_the_flight_has_settled() -
     assert [queue.take().sequence, queue.take().sequence, queue.take().sequence] == [0, 10, 20]
 
 
+def test_batches_go_again_in_the_order_of_sending_whichever_comes_back_first() -> None:
+    """One that finds no connection comes back before those that the last one took with it (simulation, seed 122)."""
+    queue = SendQueue(is_known=True)
+    for _ in range(3):
+        queue.add(make_batch(10))
+    first, second = queue.take(), queue.take()
+    queue.give_back(second)
+    queue.give_back(first)
+    assert [queue.take().sequence, queue.take().sequence, queue.take().sequence] == [0, 10, 20]
+
+
 def test_giving_up_takes_what_was_sent_and_leaves_what_was_not() -> None:
     """KIP-360: batches in flight behind a failed one are refused with it; those never sent go on in a new epoch."""
     queue = SendQueue(is_known=True)

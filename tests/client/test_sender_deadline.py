@@ -22,7 +22,7 @@ class SleepyCluster:
     def __init__(self, sleep_s: float) -> None:
         self.config = ClientConfig(bootstrap=(("broker", 9092),))
         self.now = 0.0
-        self.sent = 0
+        self.sent: list[list[int]] = []
         self._sleep_s = sleep_s
 
     def clock(self) -> float:
@@ -39,18 +39,26 @@ class SleepyCluster:
 
     def connection(self, node: int) -> None:
         self.now += self._sleep_s
+        self._sleep_s = 0.0
 
-    def submit(self, *_: Any, **__: Any) -> Any:
-        self.sent += 1
-        raise RuntimeError("sent")
+    def submit(self, *_: Any, **request: Any) -> Any:
+        [topic] = request["topic_data"]
+        self.sent.append([data["index"] for data in topic["partition_data"]])
+
+    def wait_any(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError("no answer comes")
 
 
 def make_sender(cluster: SleepyCluster) -> Sender:
     config = ProducerConfig(transactional_id="id", delivery_timeout_ms=8_000)
     sender = Sender(cast(Cluster, cluster), config, identity=ProducerIdentity(7, 0))
-    data = memoryview(bytearray(encode_batch([Record(0, 0, None, b"value")])))
-    sender.enqueue("t", 0, EncodedBatch(data, 1))
+    enqueue(sender, 0)
     return sender
+
+
+def enqueue(sender: Sender, partition: int) -> None:
+    data = memoryview(bytearray(encode_batch([Record(0, 0, None, b"value")])))
+    sender.enqueue("t", partition, EncodedBatch(data, 1))
 
 
 def test_a_batch_does_not_leave_after_its_time() -> None:
@@ -59,12 +67,24 @@ def test_a_batch_does_not_leave_after_its_time() -> None:
     sender = make_sender(cluster)
     with pytest.raises(RequestTimedOut, match="not acknowledged within 8000 ms"):
         sender.drain()
-    assert (cluster.sent, sender.buffered_bytes) == (0, 0)
+    assert (cluster.sent, sender.buffered_bytes) == ([], 0)
+
+
+def test_nothing_leaves_behind_a_batch_whose_time_was_over() -> None:
+    """Its transaction is lost with it, and the leader would find a gap in the sequences."""
+    cluster = SleepyCluster(sleep_s=7)
+    sender = make_sender(cluster)
+    cluster.now = 4.0
+    enqueue(sender, 0)
+    enqueue(sender, 1)
+    with pytest.raises(RuntimeError, match="no answer comes"):
+        sender.drain()
+    assert cluster.sent == [[1]]
 
 
 def test_a_batch_leaves_in_its_time() -> None:
     """The other side of it: a slow connection alone is no reason to give up."""
     cluster = SleepyCluster(sleep_s=7)
-    with pytest.raises(RuntimeError, match="sent"):
+    with pytest.raises(RuntimeError, match="no answer comes"):
         make_sender(cluster).drain()
-    assert cluster.sent == 1
+    assert cluster.sent == [[0]]

@@ -145,6 +145,7 @@ class SendQueue:
 
     def _requeue_when_drained(self) -> None:
         if self._returned and not self._in_flight:
-            # Order of return is order of sending: Kafka answers in order, and a lost connection returns them in order.
-            self._waiting.extendleft(reversed(self._returned))
+            # In the order of sending, which is not always that of return: a batch that finds no connection comes back
+            # before those that were lost with the last one.
+            self._waiting.extendleft(sorted(self._returned, key=lambda batch: -batch.number))
             self._returned.clear()

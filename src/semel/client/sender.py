@@ -152,8 +152,13 @@ class Sender:
             self._cluster.wait_any([flight.pending for flight in self._flights], timeout_ms=0)
             self._collect()
 
+    @property
+    def _is_stopped(self) -> bool:
+        return self.failure is not None and self._config.transactional_id is not None
+
     def _raise_if_stopped(self) -> None:
-        if self.failure is not None and self._config.transactional_id is not None:
+        if self._is_stopped:
+            assert self.failure is not None
             raise self.failure
 
     def _until_retry_ms(self) -> float | None:
@@ -173,7 +178,8 @@ class Sender:
             return False
         sent = False
         for node, lanes in by_node.items():
-            while self._in_flight(node) < self._config.in_flight_max:
+            # A batch that was too late to leave has stopped a transaction, and the next one would come behind a gap.
+            while not self._is_stopped and self._in_flight(node) < self._config.in_flight_max:
                 batches = list(self._pack(lanes))
                 if not batches or not self._send(node, batches):
                     break
