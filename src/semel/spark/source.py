@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from semel.errors import ConfigError
 
@@ -20,20 +29,22 @@ if TYPE_CHECKING:
     from semel.spark.source_read import ReadTask
 
 PYSPARK_MIN: Final = (4, 2)
-COLUMNS: Final = (
-    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT"
+HEADERS: Final = "headers"
+SCHEMA: Final = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+        StructField(
+            HEADERS,
+            ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+        ),
+    ]
 )
-HEADERS: Final = "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-_TYPES: Final[Mapping[str, str]] = {
-    "key": "binary",
-    "value": "binary",
-    "topic": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "timestampType": "int",
-    "headers": "array<struct<key:string,value:binary>>",
-}
 
 
 class SemelSource(DataSource):
@@ -51,8 +62,9 @@ class SemelSource(DataSource):
     def name(cls) -> str:
         return "semel"
 
-    def schema(self) -> str:
-        return f"{COLUMNS}, {HEADERS}" if self._parse().include_headers else COLUMNS
+    def schema(self) -> StructType:
+        is_with_headers = self._parse().include_headers
+        return StructType([column for column in SCHEMA.fields if is_with_headers or column.name != HEADERS])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._parse().for_batch()
@@ -118,11 +130,12 @@ def _read_task(options: SourceOptions, schema: StructType) -> ReadTask:
     """A schema of the user's may leave columns out, which then need not be carried to Spark; others are not there."""
     from semel.spark.source_read import ReadTask
 
+    types = {column.name: column.dataType for column in SCHEMA.fields}
     for column in schema.fields:
-        expected = _TYPES.get(column.name)
-        if expected is None or column.dataType.simpleString() != expected:
+        if types.get(column.name) != column.dataType:
+            choice = ", ".join(f"{name} {kind.simpleString()}" for name, kind in types.items())
             raise ConfigError(
                 f"The schema has {column.name} {column.dataType.simpleString()}, which the source does not give: "
-                f"leave schema() out, or choose from {COLUMNS}, {HEADERS}."
+                f"leave schema() out, or choose from {choice}."
             )
     return ReadTask(options.settings, tuple(schema.fieldNames()), options.fail_on_data_loss)

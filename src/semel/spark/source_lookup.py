@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from semel.client.admin import Admin
+from semel.client.admin import Admin, TopicDescription
 from semel.client.cluster import Cluster
 from semel.client.config import Isolation
 from semel.client.leader_calls import describe
@@ -40,6 +40,8 @@ class Lookup:
         self._options = options
         self._cluster = Cluster(config.client)
         self._admin = Admin(self._cluster)
+        self._has_gone = False
+        """A topic was missing the last time."""
 
     def close(self) -> None:
         self._cluster.close()
@@ -65,19 +67,23 @@ class Lookup:
             missing = sorted(subscription.partitions - there)
             if missing and not may_be_gone:
                 raise UnknownTopic(
-                    f"{_sentence(missing)} of option assign not there; nothing was read. Check the partition numbers.",
+                    f"The cluster has no {describe(missing[0])}, which option assign names; nothing was read. "
+                    "Check the partition numbers.",
                     code=ErrorCode.unknown_topic_or_partition,
                 )
             there &= subscription.partitions
         return Found(frozenset(there), {name: topic.topic_id for name, topic in described.items()})
 
-    def _describe(self, names: Collection[str], *, may_be_gone: bool):
-        try:
-            return self._admin.describe_topics(*names) if names else {}
-        except UnknownTopic:
-            if not may_be_gone:
-                raise
+    def _describe(self, names: Collection[str], *, may_be_gone: bool) -> dict[str, TopicDescription]:
+        # A topic that is not there is asked for again for some seconds: once is enough, every micro-batch would stall.
+        if not (may_be_gone and self._has_gone):
+            try:
+                return self._admin.describe_topics(*names) if names else {}
+            except UnknownTopic:
+                if not may_be_gone:
+                    raise
         present = set(self._admin.list_topics(include_internal=True)).intersection(names)
+        self._has_gone = len(present) < len(names)
         return self._admin.describe_topics(*sorted(present)) if present else {}
 
     # -- offsets ---------------------------------------------------------------------------------------------------
@@ -165,8 +171,3 @@ def _check_complete(option: str, given: Offsets, partitions: frozenset[TopicPart
         )
     for extra in sorted(set(given) - partitions):
         raise ConfigError(f"{option} has an entry for {describe(extra)}, which is not read or not there: remove it.")
-
-
-def _sentence(partitions: Collection[TopicPartition]) -> str:
-    named = ", ".join(describe(partition) for partition in partitions)
-    return f"{named} {'is' if len(partitions) == 1 else 'are'}"
