@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -357,3 +359,29 @@ def test_records_that_go_while_a_task_reads_are_noticed() -> None:
             seen.extend(row["offset"] for batch in batches for row in batch.to_pylist())
         assert seen == list(range(len(seen)))
         world.close()
+
+
+# -- cost --------------------------------------------------------------------------------------------------------------
+
+_READ_IN_A_NEW_PROCESS = """
+import sys
+from semel.spark.source_offsets import OffsetRange
+from semel.spark.source_read import SPARK_SCHEMA, ReadTask, read_range
+task = ReadTask({"bootstrap.servers": sys.argv[1]}, tuple(SPARK_SCHEMA.names))
+print(sum(batch.num_rows for batch in read_range(task, OffsetRange(sys.argv[2], 0, 0, int(sys.argv[3])))))
+print(sorted({"pandas", "pyspark"} & set(sys.modules)))
+"""
+
+
+def test_reading_loads_neither_pandas_nor_pyspark(world: World) -> None:
+    """Python workers of Spark begin by importing, and pyarrow brings pandas along wherever Python values come in."""
+    topic = world.topic()
+    with semel.Producer(world.settings) as producer:
+        producer.send_table(topic, pa.table({"value": [f"{number:08}" for number in range(1000)]}))
+        producer.flush()
+        producer.send_table(topic, pa.table({"value": [f"{number}" for number in range(1000)]}))
+    world.write(topic, "h", headers=[("h", b"1")])
+    world.abort(topic, "x")
+    command = [sys.executable, "-c", _READ_IN_A_NEW_PROCESS, world.bootstrap, topic, "2003"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["2001", "[]"]
