@@ -7,11 +7,13 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
@@ -19,6 +21,7 @@ from pyspark.sql.types import StructType
 import semel
 from semel.spark.source import SemelSource
 from semel.spark.source_stream import StreamReader
+from semel.testing.apache_kafka import ApacheKafka
 
 _NUMBERS = itertools.count()
 ALL = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
@@ -48,6 +51,20 @@ def local_spark() -> Iterator[SparkSession]:
         session.stop()
 
 
+BROKERS = ["embedded", pytest.param("apache", marks=pytest.mark.conformance)]
+
+
+@contextmanager
+def started(kind: str) -> Iterator[World]:
+    """One of `BROKERS`."""
+    with semel.Broker() if kind == "embedded" else ApacheKafka() as broker:
+        world = World(broker.bootstrap)
+        try:
+            yield world
+        finally:
+            world.close()
+
+
 class World:
     """A broker and what a test does to it."""
 
@@ -59,10 +76,9 @@ class World:
     def close(self) -> None:
         self.admin.close()
 
-    def topic(self, partitions: int = 1, name: str | None = None, **config: str) -> str:
+    def topic(self, partitions: int = 1, name: str | None = None, config: Mapping[str, str] | None = None) -> str:
         name = name or f"topic-{next(_NUMBERS)}"
-        named = {key.replace("_", "."): value for key, value in config.items()}
-        self.admin.create_topics(name, partitions=partitions, config=named)
+        self.admin.create_topics(name, partitions=partitions, config=config)
         return name
 
     def write(self, topic: str, *values: str, partition: int = 0, **record: Any) -> None:
@@ -85,10 +101,22 @@ class World:
     def commit(self, topic: str, *values: str, partition: int = 0) -> None:
         with self.transaction(topic, *values, partition=partition) as producer:
             producer.commit()
+        self.wait_stable(topic, partition)
 
     def abort(self, topic: str, *values: str, partition: int = 0) -> None:
         with self.transaction(topic, *values, partition=partition) as producer:
             producer.abort()
+        self.wait_stable(topic, partition)
+
+    def wait_stable(self, topic: str, partition: int = 0, offset: int | None = None) -> None:
+        """Until markers have moved the last stable offset to the end, or to `offset`: Kafka answers before that."""
+        named = semel.TopicPartition(topic, partition)
+        if offset is None:
+            offset = self.admin.list_offsets({named: "latest"}, "read_uncommitted")[named].offset
+        deadline = time.monotonic() + 20
+        while self.admin.list_offsets({named: "latest"})[named].offset < offset:
+            assert time.monotonic() < deadline, f"{named} is not stable up to {offset}"
+            time.sleep(0.01)
 
     # Queries without Spark: the same objects, called and pickled as Spark does it.
 
@@ -104,14 +132,12 @@ class World:
         tasks = reader.partitions()
         return [row for task in tasks for row in rows_of(copy_of(reader).read(copy_of(task)))]
 
-    def stream(self, topic: str | None, *, clock: Callable[[], float] | None = None, **options: str) -> Query:
+    def stream(self, topic: str | None, **options: str) -> Query:
         """A streaming query from the earliest offset on, unless said otherwise."""
         source = self.source(topic, **{"startingOffsets": "earliest"} | options)
         reader = source.streamReader(schema_of(source))
         assert isinstance(reader, StreamReader)
-        if clock is not None:
-            reader._clock = clock
-        return Query(reader, copy_of(reader) if clock is None else reader)
+        return Query(reader, copy_of(reader))
 
 
 def schema_of(source: SemelSource) -> StructType:

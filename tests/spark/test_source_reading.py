@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
-from source_world import World, rows_of, schema_of, values_of
+from source_world import BROKERS, World, rows_of, schema_of, started, values_of
 
 import semel
 from semel.broker.listeners import ListenerSettings
@@ -32,19 +32,17 @@ from semel.spark.source_read import SPARK_SCHEMA, ReadTask, read_range
 from semel.testing.embedded import EmbeddedBroker
 
 CLEANING = {
-    "cleanup_policy": "compact",
-    "min_cleanable_dirty_ratio": "0.01",
-    "internal_segment_bytes": "300",
-    "delete_retention_ms": "0",
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "0.01",
+    "internal.segment.bytes": "300",
+    "delete.retention.ms": "0",
 }
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with semel.Broker(config={"log.cleaner.backoff.ms": 50}) as broker:
-        world = World(broker.bootstrap)
+@pytest.fixture(scope="module", params=BROKERS)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with started(request.param) as world:
         yield world
-        world.close()
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------
@@ -123,6 +121,7 @@ def test_only_committed_records_are_read_and_never_past_an_open_transaction(worl
         uncommitted = world.read(topic, kafka_isolation_level="read_uncommitted")
         assert values_of(uncommitted) == ["plain", "committed", "aborted", "open", "behind"]
         producer.commit()
+    world.wait_stable(topic)
     assert values_of(world.read(topic)) == ["plain", "committed", "open", "behind"]
 
 
@@ -138,30 +137,31 @@ def test_a_range_is_read_exactly_across_markers_and_aborted_records(world: World
     assert [row["offset"] for row in rows] == [5 * number + part for number in range(4) for part in (0, 1)]
 
 
-def test_gaps_of_compaction_are_passed_at_every_cut(world: World) -> None:
+def test_gaps_of_compaction_are_passed_at_every_cut() -> None:
     """Compaction leaves offsets without a record, and removes tombstones; every cut still joins up."""
-    topic = world.topic(**CLEANING)
-    for number in range(30):
-        world.write(topic, f"v{number}", key=b"same" if number % 5 else b"other")
-    with semel.Producer(world.settings) as producer:
-        producer.send(topic, None, key=b"other", partition=0)
-    world.write(topic, "last", key=b"last")
-    deadline = time.monotonic() + 20
-    while len(rows := world.read(topic)) > 8:
-        assert time.monotonic() < deadline, "the log is not compacted"
-    end = world.admin.list_offsets({(topic, 0): "latest"})[semel.TopicPartition(topic, 0)].offset
-    assert end == 32
-    kept = {row["offset"] for row in rows}
-    assert len(kept) < end
-    for cut in range(end + 1):
+    with semel.Broker(config={"log.cleaner.backoff.ms": 50}) as broker:
+        world = World(broker.bootstrap)
+        topic = world.topic(config=CLEANING)
+        for number in range(30):
+            world.write(topic, f"v{number}", key=b"same" if number % 5 else b"other")
+        with semel.Producer(world.settings) as producer:
+            producer.send(topic, None, key=b"other", partition=0)
+        world.write(topic, "last", key=b"last")
+        deadline = time.monotonic() + 20
+        while len(rows := world.read(topic)) > 8:
+            assert time.monotonic() < deadline, "the log is not compacted"
+        kept = {row["offset"] for row in rows}
+        end = 32
         task = ReadTask(world.settings | {"default.api.timeout.ms": "3000"}, ("offset",))
-        head = [row["offset"] for row in rows_of(read_range(task, OffsetRange(topic, 0, 0, cut)))]
-        tail = [row["offset"] for row in rows_of(read_range(task, OffsetRange(topic, 0, cut, end)))]
-        assert all(offset < cut for offset in head)
-        assert all(offset >= cut for offset in tail)
-        # The cleaner may go on meanwhile, and only takes away.
-        assert set(head) | set(tail) <= kept
-        assert max(kept) in tail or cut == end
+        for cut in range(end + 1):
+            head = [row["offset"] for row in rows_of(read_range(task, OffsetRange(topic, 0, 0, cut)))]
+            tail = [row["offset"] for row in rows_of(read_range(task, OffsetRange(topic, 0, cut, end)))]
+            assert all(offset < cut for offset in head)
+            assert all(offset >= cut for offset in tail)
+            # The cleaner may go on meanwhile, and only takes away.
+            assert set(head) | set(tail) <= kept
+            assert max(kept) in tail or cut == end
+        world.close()
 
 
 def test_an_end_inside_of_an_open_transaction_is_waited_for_and_named(world: World) -> None:
@@ -172,6 +172,7 @@ def test_an_end_inside_of_an_open_transaction_is_waited_for_and_named(world: Wor
         with pytest.raises(RequestTimedOut, match="A transaction may still be open"):
             world.read(topic, **options)
         producer.commit()
+    world.wait_stable(topic)
     assert values_of(world.read(topic, **options)) == ["a", "b"]
 
 

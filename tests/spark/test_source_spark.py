@@ -10,17 +10,15 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from source_world import World, local_spark
+from source_world import BROKERS, World, local_spark, started
 
 import semel
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with semel.Broker() as broker:
-        world = World(broker.bootstrap)
+@pytest.fixture(scope="module", params=BROKERS)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with started(request.param) as world:
         yield world
-        world.close()
 
 
 @pytest.fixture(scope="module")

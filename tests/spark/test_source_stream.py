@@ -9,18 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
-from source_world import World, copy_of, through_json, values_of
+from source_world import BROKERS, World, copy_of, started, through_json, values_of
 
-import semel
 from semel.errors import OffsetOutOfRange, UnknownTopic
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with semel.Broker() as broker:
-        world = World(broker.bootstrap)
+@pytest.fixture(scope="module", params=BROKERS)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with started(request.param) as world:
         yield world
-        world.close()
 
 
 def test_a_new_query_begins_with_what_is_new_or_where_it_is_told(world: World) -> None:
@@ -33,6 +30,7 @@ def test_a_new_query_begins_with_what_is_new_or_where_it_is_told(world: World) -
             assert query.step() == []
             producer.commit()
             world.write(topic, "c")
+            world.wait_stable(topic)
             assert query.values() == ["b", "c"]
         with world.stream(topic) as query:
             assert query.values() == ["a", "b", "c"]
@@ -48,8 +46,10 @@ def test_open_transactions_hold_the_stream_back_and_nothing_is_lost_or_dirty(wor
         assert query.values() == []
         with world.transaction(topic, "y") as late:
             doomed.abort()
+            world.wait_stable(topic, offset=2)
             assert query.values() == ["plain"]
             late.commit()
+        world.wait_stable(topic)
         assert query.values() == ["y"]
         assert query.step() == []
         assert query.at == {topic: {"0": 5}}
@@ -146,7 +146,8 @@ def test_a_small_batch_waits_for_more_or_for_the_delay(world: World) -> None:
     topic, now = world.topic(), [1000.0]
     world.write(topic, "a")
     options = {"minOffsetsPerTrigger": "3", "maxTriggerDelay": "10s", "maxOffsetsPerTrigger": "3"}
-    with world.stream(topic, clock=lambda: now[0], **options) as query:
+    with world.stream(topic, **options) as query:
+        query.reader._clock = lambda: now[0]
         assert query.values() == ["a"]
         world.write(topic, "b")
         now[0] += 9
@@ -192,6 +193,7 @@ def test_a_checkpoint_ahead_of_the_last_stable_offset_waits(world: World) -> Non
         assert query.at == {topic: {"0": 2}}
         world.write(topic, "c")
         producer.commit()
+        world.wait_stable(topic)
         assert query.values() == ["c"]
 
 
