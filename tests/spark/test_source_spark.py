@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from source_world import BROKERS, World, local_spark, started
@@ -103,15 +105,14 @@ def test_a_mistake_is_told_in_plain_words_through_spark(world: World, spark: Spa
         missing.collect()
 
 
-def test_lost_records_stop_a_stream_with_their_offsets(world: World, spark: SparkSession, tmp_path: Path) -> None:
-    """The query fails with the partition and the offsets that are gone, and goes on if the user accepts that."""
-    topic = world.topic()
-    world.write(topic, *"abc")
-    reader = spark.readStream.format("semel").options(
-        **options(world, topic, startingOffsets=json.dumps({topic: {"0": 0}}))
-    )
-    world.admin.delete_records({(topic, 0): 2})
-    with pytest.raises(StreamingQueryException, match="offsets 0 to 2: the log begins at 2"):
-        run_available(reader.load(), tmp_path / "checkpoint")
-    _, batches = run_available(reader.option("failOnDataLoss", "false").load(), tmp_path / "checkpoint")
-    assert batches == {0: ["c"]}
+def test_the_examples_of_the_guide_run(spark: SparkSession) -> None:
+    """What a newcomer copies from docs/spark-source.md works."""
+    guide = (Path(__file__).parents[2] / "docs" / "spark-source.md").read_text()
+    names: dict[str, Any] = {}
+    try:
+        for example in re.findall(r"```python\n(.*?)```", guide, re.DOTALL):
+            exec(example, names)
+        assert [(row["key"], row["value"]) for row in names["amounts"]] == [("ada", "10"), ("ada", "20"), ("ada", "30")]
+        assert names["count"] == 3
+    finally:
+        names["broker"].stop()
