@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 import pytest
 
 from semel.client.partitions import TopicPartition
 from semel.errors import ConfigError
+from semel.spark.source import SemelSource
 from semel.spark.source_options import (
     Assigned,
     AtOffsets,
@@ -180,3 +184,19 @@ def test_a_stream_has_no_end(name: str) -> None:
     value = {"endingOffsets": "latest", "endingTimestamp": "5"}.get(name, '{"orders":{"0":5}}')
     with pytest.raises(ConfigError, match=f"{name} is for batch queries, a stream has no end"):
         parse(**{name: value}).for_stream()
+
+
+def test_an_older_pyspark_is_refused_on_use_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every Python data source of a session is imported when one is looked for: only using this one may fail."""
+    monkeypatch.setattr("pyspark.__version__", "4.1.1")
+    source = SemelSource(BOOTSTRAP | {"subscribe": "orders"})
+    with pytest.raises(ConfigError, match=r"needs pyspark 4\.2 or later, and this is 4\.1\.1: upgrade pyspark"):
+        source.schema()
+
+
+def test_spark_finds_the_source_by_the_name_of_its_module() -> None:
+    """Spark looks for `DefaultSource` in every module whose name begins with pyspark_."""
+    module = import_module("pyspark_semel")
+    assert module.DefaultSource is SemelSource
+    assert module.DefaultSource.name() == "semel"
+    assert "pyspark_semel" in {info.name for info in iter_modules()}

@@ -109,9 +109,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _settle(self, begin: Offsets, latest: Offsets) -> Offsets:
         """The ends, with what is odd about them explained, reported, or put right."""
         for partition in sorted(set(begin) - set(latest)):
-            self._report(
-                UnknownTopic, partition, f"from offset {begin[partition]} on: the partition is no longer there"
-            )
+            gone = f"from offset {begin[partition]} on: the partition is no longer there, or no longer subscribed to"
+            self._report(UnknownTopic, partition, gone)
         behind = [partition for partition, offset in latest.items() if offset < begin.get(partition, 0)]
         if not behind:
             return latest
