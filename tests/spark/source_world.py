@@ -36,6 +36,9 @@ def local_spark() -> Iterator[SparkSession]:
     builder = SparkSession.builder.master("local[2]").appName("semel-source")  # type: ignore[attr-defined]
     settings = {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # Short queries pay more for compiling and for collecting in parallel than these give back.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
