@@ -161,6 +161,12 @@ class Fetcher:
         Markers and aborted records count as reached. Without any progress for `stall_ms` (`default.api.timeout.ms`) it
         gives up with `RequestTimedOut`: the end is not there yet, or an open transaction is in the way.
         """
+        for fetched in self.fetch_until(ends, stall_ms=stall_ms):
+            if any(records.table.num_rows for records in fetched):
+                yield to_read_table(fetched)
+
+    def fetch_until(self, ends: ByPartition[int], *, stall_ms: float | None = None) -> Iterator[list[PartitionRecords]]:
+        """What each `fetch` brings on the way, as `read_until` goes it; tables may be empty."""
         wanted = by_partition(ends)
         readings = [self._reading(*named) for named in wanted]
         everything = list(self._requests.readings.values())
@@ -172,8 +178,7 @@ class Fetcher:
                 fetched = self.fetch(stall_ms)
                 if not fetched:
                     raise self._explain_stall(next(r for r in readings if not r.is_finished), stall_ms)
-                if any(records.table.num_rows for records in fetched):
-                    yield to_read_table(fetched)
+                yield fetched
         finally:
             for reading in everything:
                 reading.end = None

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from semel.errors import CorruptRecords
@@ -46,15 +47,20 @@ _GROUP_BYTES = 1024 * 1024
 _INT64 = pa.int64()
 
 
+def _of_int8(values: npt.NDArray[np.int8]) -> pa.Int8Array:
+    # Not by `pa.array`, which imports pandas where it is installed: half a second for each Python worker of Spark.
+    return pa.Array.from_buffers(pa.int8(), len(values), [None, pa.py_buffer(values)])
+
+
 def _make_no_headers(count: int) -> pa.ListArray:
     offsets = pa.py_buffer(np.zeros(count + 1, np.int32))
-    return pa.Array.from_buffers(HEADERS_TYPE, count, [None, offsets], children=[pa.array([], HEADER_TYPE)])
+    return pa.Array.from_buffers(HEADERS_TYPE, count, [None, offsets], children=[pa.nulls(0, HEADER_TYPE)])
 
 
 # Columns that are the same for most batches, to be shared by them.
 _SHARED_ROWS = 65536
 _NO_HEADERS = _make_no_headers(_SHARED_ROWS)
-_CREATE_TIME = pa.array(np.zeros(_SHARED_ROWS, np.int8))
+_CREATE_TIME = _of_int8(np.zeros(_SHARED_ROWS, np.int8))
 
 Body = tuple[BatchHeader, memoryview]
 
@@ -201,7 +207,7 @@ def _timestamp_types(headers: list[BatchHeader]) -> pa.Int8Array:
     if row_count <= _SHARED_ROWS and not any(header.timestamp_type for header in headers):
         return _CREATE_TIME.slice(0, row_count)
     kinds = _of_each_row(headers, [header.timestamp_type for header in headers])
-    return pa.array(np.full(row_count, kinds, np.int8))
+    return _of_int8(np.full(row_count, kinds, np.int8))
 
 
 def _of_each_row(headers: list[BatchHeader], values: list[int]) -> Integers | np.int64:

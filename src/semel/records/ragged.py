@@ -112,7 +112,7 @@ def _copy_views_by_take(views: Views, buffers: list[Bytes]) -> pa.BinaryArray:
     """The same for old pyarrows: all buffers become one, and the strings and gaps in it one array to take from."""
     count = len(views)
     if count == 0:
-        return pa.array([], pa.binary())
+        return pa.nulls(0, pa.binary())
     lengths = views[:, 0].astype(np.int64)
     inline = lengths <= INLINE_BYTES_MAX
     # The views themselves come first: they hold the short strings, four bytes into each view of sixteen.

@@ -1,0 +1,141 @@
+"""`format("semel")`: the Spark source, as Spark sees it, and its batch reader."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import pyspark
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from semel.errors import ConfigError
+
+# Spark imports this file in every session that looks for any Python data source: what costs time is imported on use.
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from semel.spark.source_options import SourceOptions
+    from semel.spark.source_read import ReadTask
+
+PYSPARK_MIN: Final = (4, 2)
+HEADERS: Final = "headers"
+SCHEMA: Final = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+        StructField(
+            HEADERS,
+            ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+        ),
+    ]
+)
+
+
+class SemelSource(DataSource):
+    """Kafka topics as a DataFrame, with the options and columns of Spark's Kafka source.
+
+    >>> (
+    ...     spark.readStream.format("semel")
+    ...     .option("kafka.bootstrap.servers", "127.0.0.1:9092")
+    ...     .option("subscribe", "orders")
+    ...     .load()
+    ... )  # doctest: +SKIP
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "semel"
+
+    def schema(self) -> StructType:
+        is_with_headers = self._parse().include_headers
+        return StructType([column for column in SCHEMA.fields if is_with_headers or column.name != HEADERS])
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = self._parse().for_batch()
+        return BatchReader(options, _read_task(options, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = self._parse().for_stream()
+        from semel.spark.source_stream import StreamReader
+
+        return StreamReader(options, _read_task(options, schema))
+
+    def _parse(self) -> SourceOptions:
+        check_pyspark(pyspark.__version__)
+        from semel.spark.source_options import parse_options
+
+        return parse_options(self.options)
+
+
+class BatchReader(DataSourceReader):
+    """A batch query: the offsets are looked up once, when it is planned."""
+
+    def __init__(self, options: SourceOptions, task: ReadTask) -> None:
+        self._options = options
+        self._task = task
+
+    def partitions(self) -> list[InputPartition]:
+        from semel.spark.source_lookup import Lookup
+        from semel.spark.source_offsets import OffsetRange, split_ranges
+
+        options = self._options
+        lookup = Lookup(options)
+        try:
+            found = lookup.find_partitions().partitions
+            starts, ends = lookup.starts(found), lookup.ends(found)
+        finally:
+            lookup.close()
+        ranges = [OffsetRange(*partition, starts[partition], ends[partition]) for partition in sorted(found)]
+        pieces = split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
+        return [InputPartition(wanted) for wanted in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from semel.spark.source_read import read_range
+
+        # Without any partition Spark makes one up, of the value None.
+        return iter(()) if partition.value is None else read_range(self._task, partition.value)
+
+
+def check_pyspark(version: str) -> None:
+    """Refuse a pyspark that cannot hand over Arrow batches, limits and availableNow.
+
+    >>> check_pyspark("4.2.0")
+    >>> check_pyspark("4.1.1")
+    Traceback (most recent call last):
+        ...
+    semel.errors.ConfigError: format("semel") needs pyspark 4.2 or later, and this is 4.1.1: upgrade pyspark.
+    """
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers < PYSPARK_MIN:
+        raise ConfigError(f'format("semel") needs pyspark 4.2 or later, and this is {version}: upgrade pyspark.')
+
+
+def _read_task(options: SourceOptions, schema: StructType) -> ReadTask:
+    """A schema of the user's may leave columns out, which then need not be carried to Spark; others are not there."""
+    from semel.spark.source_read import ReadTask
+
+    types = {column.name: column.dataType for column in SCHEMA.fields}
+    for column in schema.fields:
+        if types.get(column.name) != column.dataType:
+            choice = ", ".join(f"{name} {kind.simpleString()}" for name, kind in types.items())
+            raise ConfigError(
+                f"The schema has {column.name} {column.dataType.simpleString()}, which the source does not give: "
+                f"leave schema() out, or choose from {choice}."
+            )
+    return ReadTask(options.settings, tuple(schema.fieldNames()), options.fail_on_data_loss)
