@@ -169,6 +169,15 @@ def test_input_offsets_are_committed_with_the_batch_or_not_at_all(
     assert group_offsets(bootstrap, options.name, topic, 2) == {0: 5, 1: 7}
 
 
+def test_pipelines_that_start_together_create_one_ledger(
+    options: SinkOptions, own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E2: whoever comes second finds it there."""
+    commit(own(options), 0)
+    monkeypatch.setattr("semel.client.cluster.Cluster.list_topics", lambda self: {})  # what it saw a moment ago
+    assert last_batch(options) == 0
+
+
 def test_a_topic_that_would_forget_is_refused(bootstrap: str, options: SinkOptions, own: Own) -> None:
     """E2: a ledger with retention loses what was committed, one with few partitions has no place for it."""
     with Admin({"bootstrap.servers": bootstrap}) as admin:

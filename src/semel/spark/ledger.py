@@ -21,8 +21,9 @@ from semel.client.fetcher import Fetcher
 from semel.client.offsets import edge_offsets
 from semel.client.ownership import ProducerIdentity
 from semel.client.partitions import TopicPartition
-from semel.errors import CommitUnknown, ConfigError, NotAuthorized, RequestTimedOut
+from semel.errors import CommitUnknown, ConfigError, KafkaError, NotAuthorized, RequestTimedOut
 from semel.records import ControlMarker, partitions_for_keys
+from semel.wire import ErrorCode
 
 PARTITIONS: Final = 16
 """Where a pipeline's record lies follows from its name and this number, however many partitions the topic has."""
@@ -77,7 +78,7 @@ class Ledger:
         """Create the topic if it is not there, and refuse one that would forget."""
         admin = Admin(self._cluster)
         if self.topic not in self._cluster.list_topics():
-            admin.create_topics(self.topic, partitions=PARTITIONS, config=TOPIC_CONFIG)
+            self._create(admin)
         count = len(self._cluster.leaders(self.topic))
         if count < PARTITIONS:
             raise ConfigError(
@@ -93,6 +94,13 @@ class Ledger:
                 f"The ledger topic {self.topic!r} has cleanup.policy={policy} and would forget what was committed; "
                 "nothing was written. Set it to compact, or name another topic by ledger=."
             )
+
+    def _create(self, admin: Admin) -> None:
+        try:
+            admin.create_topics(self.topic, partitions=PARTITIONS, config=TOPIC_CONFIG)
+        except KafkaError as error:
+            if error.code != ErrorCode.topic_already_exists:  # another pipeline was faster
+                raise
 
     def read(self) -> Entry | None:
         """What was committed last, or None. Only for the owner of the pipeline, and when it has no transaction open.

@@ -88,7 +88,7 @@ class OneWrite:
             for attempt in range(1, self.options.attempts + 1):
                 if encoded is None:
                     encoded = self._encode()
-                    reach("after_encode")
+                    reach("after_encode", self.options.name)
                 try:
                     return self._write(encoded, attempt)
                 except SemelError as error:

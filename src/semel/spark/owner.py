@@ -6,6 +6,7 @@ One `PipelineOwner` holds the pipeline's `transactional.id`. A new one fences ev
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -41,9 +42,13 @@ class PipelineOwner:
 
     def __init__(self, options: SinkOptions, key: str) -> None:
         self._options = options
+        self._reach("before_ledger")
         make_cluster = failpoints.WatchedCluster if os.environ.get(failpoints.VARIABLE) else Cluster
-        failpoints.reach("before_ledger")
         self._producer = Producer({**options.settings, "transactional.id": key}, make_cluster=make_cluster)
+        # Nobody tells a sink that its query has ended: the connections go with the last reference to it.
+        weakref.finalize(self, self._producer.cluster.close)
+        if isinstance(self._producer.cluster, failpoints.WatchedCluster):
+            self._producer.cluster.pipeline = options.name
         try:
             self._ledger = Ledger(self._producer.cluster, options.ledger, key)
             self._ledger.ensure()
@@ -56,17 +61,30 @@ class PipelineOwner:
     def close(self) -> None:
         self._producer.cluster.close()
 
+    def _explain(self, error: Fenced) -> Fenced:
+        # An id that its coordinator has forgotten after a week of silence was taken over by nobody.
+        return error if error.code == ErrorCode.invalid_producer_id_mapping else fenced(self._options.name)
+
+    def _reach(self, point: str) -> None:
+        failpoints.reach(point, self._options.name)
+
     @property
     def cluster(self) -> Cluster:
         return self._producer.cluster
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction was begun and has not ended."""
+        return self._producer.state in (State.OPEN, State.DOOMED)
+
     def begin(self) -> SharedTransaction:
-        """Open a transaction for the write tasks."""
+        """Open a transaction for the write tasks; one that could not be aborted before is aborted now."""
+        self.abort()
         try:
             self._producer.begin()
             return self._producer.share()
         except Fenced as error:
-            raise fenced(self._options.name) from error
+            raise self._explain(error) from error
 
     def settle(self, stored: Collection[Stored], entry: Entry, offsets: Mapping[TopicPartition, int]) -> None:
         """Everything is written: add the ledger's record and the input offsets, and commit.
@@ -75,19 +93,19 @@ class PipelineOwner:
         """
         try:
             self._producer.adopt(stored)
-            failpoints.reach("after_last_produce")
+            self._reach("after_last_produce")
             value = self._ledger.record(entry, self._producer.identity)
             self._producer.send(self._ledger.topic, value, key=self._ledger.key, partition=self._ledger.partition)
             self._producer.flush()
-            failpoints.reach("after_ledger_record")
+            self._reach("after_ledger_record")
             here = self._of_this_cluster(offsets)
             if here:
                 self._producer.send_offsets(here, self._options.group or self._options.name)
-            failpoints.reach("after_offsets")
+            self._reach("after_offsets")
             self._commit()
         except Fenced as error:
-            raise fenced(self._options.name) from error
-        failpoints.reach("after_end_answered")
+            raise self._explain(error) from error
+        self._reach("after_end_answered")
         self.committed = replace(
             entry,
             producer_id=self._producer.identity.producer_id,
@@ -107,12 +125,12 @@ class PipelineOwner:
     def abort(self) -> None:
         """Leave no trace of the open transaction. Raises `Fenced` if another run has taken over."""
         try:
-            if self._producer.state in (State.OPEN, State.DOOMED):
+            if self.is_open:
                 self._producer.abort()
             elif self._producer.state is State.DEAD:
                 self._producer.begin()  # raises what it died of
         except Fenced as error:
-            raise fenced(self._options.name) from error
+            raise self._explain(error) from error
 
     def _of_this_cluster(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Input of another cluster cannot be in a transaction of this one."""

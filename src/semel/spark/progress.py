@@ -31,7 +31,7 @@ class BatchProgress:
     write_ms: int = 0
     commit_ms: int = 0
     open_ms: int = 0
-    """How long the transaction was open, which is how long readers of committed records had to wait."""
+    """From the start of the write job to the commit: at most so long readers of committed records had to wait."""
     attempts: int = 0
     skipped: bool = False
     """It had been committed before; nothing was written."""

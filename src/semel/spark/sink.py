@@ -89,7 +89,7 @@ class KafkaSink:
         self.recent.append(progress)
         if self._on_progress is not None:
             self._on_progress(progress)
-        reach("before_return")
+        reach("before_return", self.options.name)
 
     def open(self) -> PipelineOwner:
         """Take the pipeline over, if that has not been done: from here on every older run of it is fenced."""

@@ -162,16 +162,16 @@ class _Task:
                     raise
 
     def _send(self, blobs: list[_Blob]) -> None:
-        writer = self._open()
+        writer, pipeline = self._open(), self.job.shared.transactional_id
         for blob in blobs:
-            reach("before_produce")
+            reach("before_produce", pipeline)
             first = None if blob.partition in self._begun else blob.sequence
             writer.send_encoded(*blob.partition, blob.batch, first_sequence=first)
             self._begun.add(blob.partition)
         self._note(writer.flush())
         for blob in blobs:
             self.progress[blob.partition].stored_to = blob.sequence + blob.batch.record_count
-            reach("after_produce")
+            reach("after_produce", pipeline)
 
     def _note(self, stored: list[Stored]) -> None:
         for batch in stored:
