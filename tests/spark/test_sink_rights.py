@@ -1,4 +1,6 @@
 """A sink without the right to write: found when it takes its pipeline over, before any row is computed."""
+# confluent-kafka hands its names on without saying so to type checkers.
+# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 
