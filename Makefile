@@ -1,4 +1,4 @@
-# Needs Python 3.11+ and make; Java 17+ and Maven only where a target says so. `make help` lists the targets.
+# Needs Python 3.11+ and make; Java 17+ for Spark, Maven only where a target says so. `make help` lists the targets.
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -21,7 +21,7 @@ demo: setup ## see what Semel does, on the embedded broker
 	@$(BIN)/semel demo
 
 .PHONY: test
-test: setup ## the everyday suite (no Java)
+test: setup ## the everyday suite (Java 17+ for its Spark part)
 	@$(BIN)/pytest
 
 .PHONY: lint
@@ -49,7 +49,7 @@ conformance-whole: setup ## the same with 100,000 messages a client and every cl
 	@SEMEL_WHOLE=1 $(BIN)/pytest -m conformance
 
 .PHONY: chaos
-chaos: setup ## kill the embedded broker 200 times under load, and crash its disk at every boundary
+chaos: setup ## kill the embedded broker 200 times under load, crash its disk at every boundary, kill Spark at every step (Java 17+)
 	@SEMEL_CHAOS_KILLS="$${SEMEL_CHAOS_KILLS:-200}" $(BIN)/pytest -m chaos
 
 .PHONY: simulate

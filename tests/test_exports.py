@@ -17,12 +17,15 @@ PUBLIC = {
     "Broker",
     "Fetcher",
     "GroupMember",
+    "KafkaSink",
     "Outcome",
     "Producer",
     "SemelError",
     "SharedTransaction",
     "SharedWriter",
     "TopicPartition",
+    "write_batch",
+    "write_stream",
 }
 EXCEPTIONS = [
     value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.SemelError)

@@ -17,18 +17,24 @@ if TYPE_CHECKING:
     from semel.client.shared import SharedTransaction, SharedWriter
     from semel.client.transactions import GroupMember
     from semel.errors import SemelError
+    from semel.spark.batch import write_batch
+    from semel.spark.sink import KafkaSink
+    from semel.spark.stream import write_stream
 
 __all__ = [
     "Admin",
     "Broker",
     "Fetcher",
     "GroupMember",
+    "KafkaSink",
     "Outcome",
     "Producer",
     "SemelError",
     "SharedTransaction",
     "SharedWriter",
     "TopicPartition",
+    "write_batch",
+    "write_stream",
 ]
 
 _LOADED_ON_USE = {
@@ -36,12 +42,15 @@ _LOADED_ON_USE = {
     "Broker": "broker.process",
     "Fetcher": "client.fetcher",
     "GroupMember": "client.transactions",
+    "KafkaSink": "spark.sink",
     "Outcome": "client.producer",
     "Producer": "client.producer",
     "SemelError": "errors",
     "SharedTransaction": "client.shared",
     "SharedWriter": "client.shared",
     "TopicPartition": "client.partitions",
+    "write_batch": "spark.batch",
+    "write_stream": "spark.stream",
 }
 
 

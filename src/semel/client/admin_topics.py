@@ -18,6 +18,8 @@ from semel.wire import Api, ErrorCode
 ResourceKind = Literal["topic", "broker"]
 _RESOURCES: Final[Mapping[ResourceKind, int]] = {"topic": 2, "broker": 4}
 _SET, _RESET = 0, 1
+_WRITE: Final = 4
+_NOT_TOLD: Final = -(2**31)
 _SOURCES: Final = ("unknown", "topic", "broker", "all brokers", "broker's file", "default", "broker logger")
 
 
@@ -173,6 +175,23 @@ class TopicAdmin:
             what=_topic,
             patience=self._cluster.patience(_MISSING_TOPIC_PATIENCE_MS),
         )
+
+    def may_write(self, topic: str) -> bool:
+        """Whether this user has the right to write to a topic; True where the broker does not tell (before 2.3)."""
+        answers = call_for_items(
+            self._cluster,
+            any_broker(),
+            Api.METADATA,
+            [topic],
+            lambda asked: {**_metadata_fields(asked), "include_topic_authorized_operations": True},
+            lambda response: (
+                ItemAnswer(t.name, t.error_code, getattr(t, "topic_authorized_operations", _NOT_TOLD))
+                for t in response.topics
+            ),
+            what=_topic,
+            patience=self._cluster.patience(_MISSING_TOPIC_PATIENCE_MS),
+        )
+        return answers[topic] == _NOT_TOLD or bool(answers[topic] >> _WRITE & 1)
 
     def _metadata(self, names: Sequence[str] | None) -> Any:
         everything = call_for_items(

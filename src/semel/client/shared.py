@@ -41,6 +41,9 @@ class SharedWriter:
     >>> with SharedWriter(shared, bootstrap_servers="127.0.0.1:9092") as writer:  # doctest: +SKIP
     ...     writer.send_table("out", 3, table)
     ...     writer.flush()
+
+    A `Cluster` may be given, which is then shared and stays open: a process that writes in many transactions, one after
+    the other, connects once.
     """
 
     def __init__(
@@ -50,12 +53,14 @@ class SharedWriter:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        cluster: Cluster | None = None,
         **more_settings: object,
     ) -> None:
         config = parse_config({**(settings or {}), **more_settings, "transactional.id": shared.transactional_id})
         self.config = replace(config.producer, transaction_timeout_ms=shared.transaction_timeout_ms)
         self.shared = shared
-        self.cluster = Cluster(config.client, clock=clock, sleep=sleep)
+        self._owns_cluster = cluster is None
+        self.cluster = cluster or Cluster(config.client, clock=clock, sleep=sleep)
         self._calls = TransactionCalls(
             self.cluster, shared.transactional_id, shared.transaction_timeout_ms, shared.protocol
         )
@@ -77,8 +82,14 @@ class SharedWriter:
             self.close()
 
     def close(self) -> None:
-        """Close the connections. What was not flushed is dropped: the owner must then abort."""
-        self.cluster.close()
+        """Close the connections, unless they are somebody else's.
+
+        What was not flushed is dropped: the owner must then abort, or another writer must go on after it.
+        """
+        if self._owns_cluster:
+            self.cluster.close()
+        else:
+            self._sender.discard(patience_ms=0)
 
     def send_table(self, topic: str, partition: int, table: pa.Table, *, first_sequence: int | None = None) -> None:
         """Encode a table for one partition and send it."""

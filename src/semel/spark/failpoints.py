@@ -1,0 +1,72 @@
+"""Named points in the sink's code at which tests let the whole driver die, as kill -9 would, just there.
+
+`SEMEL_SPARK_KILL_AT=after_encode:3` kills the process group in `SEMEL_SPARK_KILL_GROUP` (the driver, its JVM and their
+children) the third time a process gets to that point; `after_encode:3:orders` counts for the pipeline `orders` alone.
+Unset, nothing happens.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, Final
+
+from semel.client.cluster import Cluster
+from semel.errors import ConfigError
+from semel.wire import Api
+
+VARIABLE: Final = "SEMEL_SPARK_KILL_AT"
+GROUP_VARIABLE: Final = "SEMEL_SPARK_KILL_GROUP"
+
+POINTS: Final = (
+    # In the order in which a micro-batch gets to them.
+    "before_ledger",
+    "after_encode",
+    "before_produce",
+    "after_produce",
+    "after_last_produce",
+    "after_ledger_record",
+    "after_offsets",
+    "after_end_sent",
+    "after_end_answered",
+    "before_return",
+)
+
+_name, _count, _pipeline = [*os.environ.get(VARIABLE, "").split(":", 2), "", ""][:3]
+_left = int(_count or 1)
+if _name and _name not in POINTS:
+    raise ConfigError(f"{VARIABLE} names the point {_name!r}, and there is none of that name: unset it.")
+
+
+def reach(point: str, pipeline: str) -> None:
+    """Kill everything here if that was asked for.
+
+    >>> reach("after_encode", "orders")
+    """
+    global _left
+    if point == _name and _pipeline in ("", pipeline):
+        _left -= 1
+        if _left == 0:
+            group = os.environ.get(GROUP_VARIABLE)
+            if group:
+                os.killpg(int(group), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class WatchedCluster(Cluster):
+    """Knows the moment at which the commit has left and its answer is not there yet."""
+
+    pipeline = ""
+    _is_committing = False
+
+    def call(self, node: int | None, api: Api, *, highest: int | None = None, **fields: Any) -> Any:
+        self._is_committing = api is Api.END_TXN and bool(fields.get("committed"))
+        try:
+            return super().call(node, api, highest=highest, **fields)
+        finally:
+            self._is_committing = False
+
+    def wait_any(self, pendings: Any, *, timeout_ms: float | None = None) -> bool:
+        if self._is_committing:
+            reach("after_end_sent", self.pipeline)
+        return super().wait_any(pendings, timeout_ms=timeout_ms)

@@ -1,0 +1,276 @@
+"""One micro-batch or job, written exactly once: encode, write inside one transaction, settle; again if that fails.
+
+This runs on the driver. What has failed before the transaction is over leaves no trace; the encoded data is kept, so
+that a repeat writes the same bytes under a new epoch without computing anything anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.client.partitions import TopicPartition
+from semel.client.sender import Stored
+from semel.client.shared import SharedTransaction
+from semel.errors import (
+    BrokerUnreachable,
+    CommitUnknown,
+    ConnectionLost,
+    KafkaError,
+    RequestTimedOut,
+    SemelError,
+    TransactionAborted,
+)
+from semel.spark.blobs import BLOB_DDL, Manifest, Slots, read_manifest, unpack_error
+from semel.spark.columns import record_columns
+from semel.spark.encode import Encode
+from semel.spark.failpoints import reach
+from semel.spark.ledger import Entry
+from semel.spark.options import SinkOptions
+from semel.spark.owner import PipelineFenced, PipelineOwner
+from semel.spark.progress import BatchProgress, log_event, log_progress
+from semel.spark.write import WRITTEN_DDL, BlobsChanged, Write
+from semel.wire import ErrorCode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_ROWS_SETTING: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_CHUNK_BYTES: Final = 16 * 1024 * 1024
+_CHUNK_ROWS_MAX: Final = 10_000
+_CANCELLED: Final = re.compile(r"SPARK_JOB_CANCELLED|Job \d+ (was )?cancelled", re.IGNORECASE)
+_WRITERS_MAX: Final = 32
+_CURABLE: Final = frozenset(
+    {
+        ErrorCode.invalid_producer_epoch,
+        ErrorCode.producer_fenced,
+        ErrorCode.out_of_order_sequence_number,
+        ErrorCode.unknown_producer_id,
+        ErrorCode.transaction_abortable,
+        ErrorCode.invalid_txn_state,
+    }
+)
+
+
+class WriteFailed(TransactionAborted):
+    """Spark's tasks could not write a micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A micro-batch as blobs that Spark keeps, and their manifest."""
+
+    blobs: DataFrame
+    manifest: Manifest
+    encode_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OneWrite:
+    """What is to be written once."""
+
+    options: SinkOptions
+    owner: PipelineOwner
+    df: DataFrame
+    entry: Entry
+    offsets: Mapping[TopicPartition, int]
+    progress: BatchProgress
+
+    def run(self) -> BatchProgress:
+        """Write and commit, repeating what failed up to `attempts` times. Raises the last failure."""
+        encoded: Encoded | None = None
+        try:
+            for attempt in range(1, self.options.attempts + 1):
+                if encoded is None:
+                    encoded = self._encode()
+                    reach("after_encode", self.options.name)
+                try:
+                    return self._write(encoded, attempt)
+                except SemelError as error:
+                    if not _is_curable(error) or attempt == self.options.attempts:
+                        raise self._explain(error, attempt) from error
+                    log_event(
+                        "batch failed, will be written again",
+                        logging.WARNING,
+                        pipeline=self.options.name,
+                        batch_id=self.progress.batch_id,
+                        job_id=self.progress.job_id,
+                        attempt=attempt,
+                        error=str(error),
+                    )
+                    if isinstance(error, BlobsChanged):
+                        encoded.blobs.unpersist()
+                        encoded = None
+            raise AssertionError("the last attempt returns or raises")
+        finally:
+            if encoded is not None:
+                encoded.blobs.unpersist()
+
+    def _explain(self, error: SemelError, attempt: int) -> SemelError:
+        if isinstance(error, PipelineFenced | CommitUnknown) or attempt == 1:
+            return error
+        return WriteFailed(
+            f"Pipeline {self.options.name!r} could not write in {attempt} attempts; each was aborted and nothing of "
+            f"them will be seen. Start it again when the cause is gone. Last: {error}",
+            code=error.code if isinstance(error, KafkaError) else ErrorCode.unknown_server_error,
+        )
+
+    # -- stage 1 ---------------------------------------------------------------------------------------------------
+
+    def _encode(self) -> Encoded:
+        """Run the user's plan once, and keep what comes out of it as blobs."""
+        from pyspark.sql import functions
+
+        started = time.monotonic()
+        topic = self.options.topic
+        counts = {} if topic is None else {topic: self.owner.partition_count(topic)}
+        writers = self._writers(counts)
+        encode = Encode(
+            self.options.settings,
+            topic,
+            counts,
+            Slots.make(writers),
+            int(time.time() * 1000),
+            f"{self.options.name}-{self.progress.batch_id}-{self.progress.job_id}",
+        )
+        rows: Any = self.df.select(*record_columns(self.df.schema, topic))
+        blobs = (
+            rows.mapInArrow(encode, BLOB_DDL)
+            .repartition(writers, "slot")
+            .sortWithinPartitions("map", "number")
+            .persist()
+        )
+        size = functions.octet_length("data").alias("bytes")
+        try:
+            meta = blobs.select("map", "number", "topic", "partition", "mark", "records", size, "error").collect()
+            manifest = read_manifest(meta)
+        except BaseException:
+            blobs.unpersist()
+            raise
+        return Encoded(blobs, manifest, _since(started))
+
+    def _writers(self, partition_counts: Mapping[str, int]) -> int:
+        """How many tasks write: no more than there are partitions, or cores as far as one can know."""
+        spark: Any = self.df.sparkSession
+        if self.options.writers is not None:
+            wanted = self.options.writers
+        elif hasattr(spark, "_jsparkSession"):
+            wanted = spark.sparkContext.defaultParallelism
+        else:
+            wanted = min(_WRITERS_MAX, int(spark.conf.get("spark.sql.shuffle.partitions")))
+        return max(1, min(wanted, sum(partition_counts.values()) or wanted))
+
+    # -- stage 2 ---------------------------------------------------------------------------------------------------
+
+    def _write(self, encoded: Encoded, attempt: int) -> BatchProgress:
+        """One transaction, from its beginning to its end."""
+        opened = time.monotonic()
+        shared = self.owner.begin()
+        try:
+            stored = self._run_tasks(encoded, shared) if encoded.manifest.partitions else []
+            written = time.monotonic()
+            entry = replace(self.entry, records=encoded.manifest.records, at_ms=int(time.time() * 1000))
+            self.owner.settle(stored, entry, self.offsets)
+        except BaseException as error:
+            self._abort_after(error)
+            raise
+        done = replace(
+            self.progress,
+            records=encoded.manifest.records,
+            bytes=encoded.manifest.bytes,
+            partitions=len(encoded.manifest.partitions),
+            encode_ms=encoded.encode_ms,
+            write_ms=int((written - opened) * 1000),
+            commit_ms=_since(written),
+            open_ms=_since(opened) if stored else _since(written),
+            attempts=attempt,
+        )
+        log_progress(done)
+        return done
+
+    def _abort_after(self, error: BaseException) -> None:
+        if isinstance(error, PipelineFenced | CommitUnknown):
+            return
+        try:
+            self.owner.abort()
+        except PipelineFenced:
+            raise
+        except SemelError as second:
+            error.add_note(
+                f"The abort was not confirmed ({second}); the coordinator aborts it after transaction.timeout.ms."
+            )
+
+    def _run_tasks(self, encoded: Encoded, shared: SharedTransaction) -> list[Stored]:
+        rows = _chunk_rows(encoded.manifest)
+        try:
+            with _setting(self.df.sparkSession, _ROWS_SETTING, str(rows)):
+                job = Write(self.options.settings, shared, encoded.manifest)
+                written = encoded.blobs.mapInArrow(job, WRITTEN_DDL).collect()
+        except SemelError:
+            raise
+        except Exception as error:
+            if _CANCELLED.search(str(error)):
+                raise
+            raise WriteFailed(
+                f"Spark's write tasks failed, so the transaction is aborted and nothing of it will be seen. "
+                f"Last: {_first_line(error)}",
+                code=ErrorCode.transaction_abortable,
+            ) from error
+        return check_written(written, encoded.manifest)
+
+
+def check_written(rows: list[Any], manifest: Manifest) -> list[Stored]:
+    """What the write tasks report, if it is the whole manifest; raises a task's error, or `BlobsChanged`."""
+    for row in rows:
+        if row.error is not None:
+            raise unpack_error(row.error)
+    reported = {TopicPartition(row.topic, row.partition): row for row in rows}
+    expected = {named: partition.records for named, partition in manifest.partitions.items()}
+    if {named: row.records for named, row in reported.items()} != expected or len(rows) != len(expected):
+        raise BlobsChanged(
+            f"{sum(row.records for row in rows)} of {manifest.records} records were written, so this transaction "
+            "cannot be committed; it is aborted and the micro-batch is written again.",
+            code=ErrorCode.transaction_abortable,
+        )
+    return [Stored(*named, row.base_offset, row.records) for named, row in reported.items()]
+
+
+def _is_curable(error: SemelError) -> bool:
+    """Whether the same data under a new epoch may fare better.
+
+    A task that was told that it is fenced may only have been late; whether the pipeline is, the abort has found out.
+    """
+    if isinstance(error, PipelineFenced):
+        return False
+    if isinstance(error, TransactionAborted | BrokerUnreachable | ConnectionLost | RequestTimedOut):
+        return True
+    return isinstance(error, KafkaError) and error.code in _CURABLE
+
+
+def _chunk_rows(manifest: Manifest) -> int:
+    """How many blobs Spark hands to Python at a time: by its own default it would be ten thousand of a megabyte."""
+    return max(1, min(_CHUNK_ROWS_MAX, _CHUNK_BYTES // max(1, manifest.blob_bytes_max)))
+
+
+@contextmanager
+def _setting(spark: Any, name: str, value: str) -> Iterator[None]:
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0][:500]
+
+
+def _since(started: float) -> int:
+    return int((time.monotonic() - started) * 1000)

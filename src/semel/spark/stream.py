@@ -1,0 +1,69 @@
+"""`write_stream`: a streaming DataFrame to Kafka, exactly once, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.errors import ConfigError
+from semel.spark.columns import record_columns
+from semel.spark.sink import KafkaSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+OBSERVED: Final = "semel"
+"""The name of Semel's figures among the observed metrics of Spark's own progress."""
+
+_UNFIT_TRIGGERS: Final = {
+    "realTime": "Real-Time Mode shows records before their batch is over, which no transaction can",
+    "continuous": "continuous processing has no micro-batches that a transaction could hold",
+}
+
+
+def write_stream(
+    df: DataFrame,
+    *,
+    name: str,
+    bootstrap: str,
+    checkpoint: str,
+    topic: str | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    output_mode: str | None = None,
+    **sink_options: Any,
+) -> StreamingQuery:
+    """Start a query that writes `df` to Kafka exactly once, and return it.
+
+    `trigger` has the names of `DataStreamWriter.trigger`, such as `{"availableNow": True}`; `output_mode` is one of
+    "append", "update" and "complete". Everything else is as in `KafkaSink`. Mistakes are found before the query starts
+    where they can be: the topic must be there, and this user allowed to write to it.
+
+    >>> write_stream(df, name="orders-enriched", bootstrap="127.0.0.1:9092", topic="out",
+    ...              checkpoint="/data/checkpoints/orders-enriched")  # doctest: +SKIP
+    """
+    if not df.isStreaming:
+        raise ConfigError("This DataFrame does not stream; nothing was written. Use semel.write_batch for it.")
+    for word, reason in _UNFIT_TRIGGERS.items():
+        if trigger is not None and trigger.get(word) is not None:
+            raise ConfigError(f"trigger {word} cannot be exactly-once: {reason}. Use processingTime or availableNow.")
+    record_columns(df.schema, topic)
+    sink = KafkaSink(name=name, bootstrap=bootstrap, topic=topic, checkpoint=checkpoint, **sink_options)
+    if hasattr(df.sparkSession, "_jsparkSession"):
+        sink.open()  # through Spark Connect the sink lives elsewhere, and this process may not reach the brokers
+    writer = _observed(df).writeStream.foreachBatch(sink).queryName(name).option("checkpointLocation", checkpoint)
+    if output_mode is not None:
+        writer = writer.outputMode(output_mode)
+    if trigger is not None:
+        writer = writer.trigger(**trigger)
+    return writer.start()
+
+
+def _observed(df: DataFrame) -> DataFrame:
+    """Let Spark's progress show what this query hands to the sink."""
+    from pyspark.sql import functions
+
+    size = functions.coalesce(functions.octet_length("value"), functions.lit(0))
+    return df.observe(
+        OBSERVED, functions.count(functions.lit(1)).alias("records"), functions.sum(size).alias("value_bytes")
+    )

@@ -1,0 +1,70 @@
+"""A driver that tests kill: `python kill_driver.py <JSON>` runs queries over all of their input, and ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from spark_sessions import small_spark
+
+import semel
+
+SCHEMA = "id long, word string, at timestamp"
+
+
+def source(spark: SparkSession, folder: Path) -> DataFrame:
+    return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder))
+
+
+def stateless(spark: SparkSession, folder: Path) -> DataFrame:
+    return source(spark, folder / "left").selectExpr("word key", "concat_ws(',', id, word) value")
+
+
+def windowed(spark: SparkSession, folder: Path) -> DataFrame:
+    """Counts and sums of each word in windows of ten seconds, told once a window is over."""
+    rows = source(spark, folder / "left").withWatermark("at", "20 seconds")
+    rows = rows.selectExpr("*", "window(at, '10 seconds') w")
+    counted = rows.groupBy("w", "word").agg({"*": "count", "id": "sum"})
+    return counted.selectExpr("word key", "concat_ws(',', unix_timestamp(w.start), word, `count(1)`, `sum(id)`) value")
+
+
+def joined(spark: SparkSession, folder: Path) -> DataFrame:
+    """Each row of one stream with that of the other, whichever comes first."""
+    left = source(spark, folder / "left").selectExpr("id", "word")
+    right = source(spark, folder / "right").selectExpr("id other", "word other_word")
+    pairs = left.join(right, left["id"] == right["other"])
+    return pairs.selectExpr("word key", "concat_ws(',', id, word, other_word) value")
+
+
+def deduplicated(spark: SparkSession, folder: Path) -> DataFrame:
+    """Half of the rows of each file come again in the next one."""
+    return source(spark, folder / "left").dropDuplicates(["id"]).selectExpr("word key", "cast(id as string) value")
+
+
+KINDS = {"stateless": stateless, "windowed": windowed, "joined": joined, "deduplicated": deduplicated}
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    folder = Path(told["folder"])
+    spark = small_spark()
+    queries = [
+        semel.write_stream(
+            KINDS[kind](spark, folder / kind),
+            name=kind,
+            bootstrap=told["bootstrap"],
+            topic=f"out-{kind}",
+            checkpoint=str(folder / kind / "checkpoint"),
+            trigger={"availableNow": True},
+            batch_size=400,  # several batches for each partition, so that a kill can come between two of them
+        )
+        for kind in told["kinds"]
+    ]
+    for query in queries:
+        query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

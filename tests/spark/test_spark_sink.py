@@ -1,0 +1,263 @@
+"""The sink in a real Spark on a real broker: jobs, streams, replays, mistakes, and what Spark's progress shows.
+
+On transaction protocol 2; `test_sink_stages.py` has the stages, and `test_spark_kills.py` whole queries, on both.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from spark_sessions import small_spark
+from topic_contents import contents, group_offsets, values
+
+import semel
+from semel.broker.process import Broker
+from semel.client.admin import Admin
+from semel.errors import ConfigError, KafkaError, UnknownTopic
+from semel.spark import failpoints
+from semel.spark.progress import BatchProgress
+from semel.spark.stream import OBSERVED
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = small_spark("local[2,4]")  # a task may fail three times
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap
+
+
+@pytest.fixture
+def topic(bootstrap: str) -> str:
+    name = f"out-{next(_numbers)}"
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.create_topics(name, partitions=3)
+    return name
+
+
+def numbers(spark: SparkSession, first: int, last: int) -> DataFrame:
+    return spark.range(first, last, 1, 3).selectExpr("cast(id % 5 as string) key", "cast(id as string) value")
+
+
+def expected(first: int, last: int) -> list[bytes]:
+    return sorted(b"%d" % number for number in range(first, last))
+
+
+def fill(spark: SparkSession, folder: Path, files: int, *, first: int = 0, rows: int = 40) -> None:
+    """Input that can be read again: a file for each micro-batch."""
+    for number in range(first, first + files):
+        rows_of_file = spark.range(number * rows, (number + 1) * rows).coalesce(1)
+        rows_of_file.selectExpr("id").write.mode("append").parquet(str(folder))
+
+
+def stream(spark: SparkSession, folder: Path) -> DataFrame:
+    source = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(str(folder))
+    return source.selectExpr("cast(id % 5 as string) key", "cast(id as string) value")
+
+
+def test_a_job_that_is_run_twice_writes_once(spark: SparkSession, bootstrap: str, topic: str) -> None:
+    """E4: the ledger knows the job's id; another id is another job."""
+    first = semel.write_batch(numbers(spark, 0, 300), name=topic, job_id="1", bootstrap=bootstrap, topic=topic)
+    again = semel.write_batch(numbers(spark, 0, 300), name=topic, job_id="1", bootstrap=bootstrap, topic=topic)
+    other = semel.write_batch(numbers(spark, 300, 400), name=topic, job_id="2", bootstrap=bootstrap, topic=topic)
+    assert (first.records, first.skipped) == (300, False)
+    assert (again.records, again.skipped) == (300, True)
+    assert other.records == 100
+    assert values(bootstrap, topic) == expected(0, 400)
+
+
+def test_rows_choose_topic_partition_and_headers(spark: SparkSession, bootstrap: str, topic: str) -> None:
+    """E4: columns mean what they mean in Spark's Kafka connector."""
+    rows = spark.createDataFrame(
+        [(topic, 2, "k", bytearray(b"v"), [("h", bytearray(b"1"))])],
+        "topic string, partition int, key string, value binary, headers array<struct<key: string, value: binary>>",
+    )
+    semel.write_batch(rows, name=topic, job_id="1", bootstrap=bootstrap, compression_type="zstd")
+    assert [tuple(seen) for seen in contents(bootstrap, topic)] == [(2, b"k", b"v", (("h", b"1"),))]
+
+
+def test_a_stream_is_written_once_and_a_replay_writes_nothing(
+    spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    """E2: without its last entry in the commit log Spark replays a batch; the ledger knows it, and goes on after it."""
+    fill(spark, tmp_path / "in", 2)
+    checkpoint = tmp_path / "checkpoint"
+
+    def run() -> list[dict[str, Any]]:
+        query = semel.write_stream(
+            stream(spark, tmp_path / "in"),
+            name=topic,
+            bootstrap=bootstrap,
+            topic=topic,
+            checkpoint=str(checkpoint),
+            trigger={"availableNow": True},
+        )
+        query.awaitTermination()
+        return [progress["observedMetrics"] for progress in query.recentProgress]
+
+    observed = run()
+    assert values(bootstrap, topic) == expected(0, 80)
+    assert [metrics[OBSERVED]["records"] for metrics in observed] == [40, 40]
+    for name in ("1", ".1.crc"):
+        (checkpoint / "commits" / name).unlink()
+    fill(spark, tmp_path / "in", 1, first=2)
+    run()
+    assert (checkpoint / "commits" / "2").exists()
+    assert values(bootstrap, topic) == expected(0, 120)
+
+
+def test_input_offsets_from_a_kafka_source_show_as_lag(
+    spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    """E5: a group of the pipeline's name has the offsets, found in Spark's own offset log."""
+    fill(spark, tmp_path / "in", 1)
+    sink = semel.KafkaSink(name=topic, bootstrap=bootstrap, topic=topic)
+    checkpoint = tmp_path / "checkpoint"
+
+    def call(df: DataFrame, batch_id: int) -> None:
+        # As if the input had come from Kafka; no Kafka source is at hand in every Spark.
+        log = checkpoint / "offsets" / str(batch_id)
+        log.write_text("\n".join([*log.read_text().split("\n")[:2], f'{{"{topic}":{{"0":5,"2":7}}}}']))
+        (checkpoint / "offsets" / f".{batch_id}.crc").unlink(missing_ok=True)
+        sink(df, batch_id)
+
+    query = (
+        stream(spark, tmp_path / "in")
+        .writeStream.foreachBatch(call)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    sink.close()
+    assert group_offsets(bootstrap, topic, topic, 3) == {0: 5, 2: 7}
+    assert [(progress.batch_id, progress.records) for progress in sink.recent] == [(0, 40)]
+
+
+def test_a_checkpoint_that_is_older_than_the_output_is_refused(
+    spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    """E2: after a restore from a copy Spark may cut its input otherwise and repeat some; a new checkpoint is fine."""
+    fill(spark, tmp_path / "in", 3)
+
+    def run(checkpoint: Path) -> None:
+        semel.write_stream(
+            stream(spark, tmp_path / "in"),
+            name=topic,
+            bootstrap=bootstrap,
+            topic=topic,
+            checkpoint=str(checkpoint),
+            trigger={"availableNow": True},
+        ).awaitTermination()
+
+    run(tmp_path / "checkpoint")
+    for name in ("2", ".2.crc", "1", ".1.crc"):
+        (tmp_path / "checkpoint" / "commits" / name).unlink()
+    for name in ("2", ".2.crc"):
+        (tmp_path / "checkpoint" / "offsets" / name).unlink()
+    with pytest.raises(StreamingQueryException, match="the checkpoint is older than the output"):
+        run(tmp_path / "checkpoint")
+    assert values(bootstrap, topic) == expected(0, 120)
+    run(tmp_path / "another checkpoint")
+    assert values(bootstrap, topic) == sorted(2 * expected(0, 120))
+
+
+def test_the_older_of_two_queries_stops_and_nothing_is_repeated(
+    spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    """E2: a zombie driver's next batch fails with one sentence."""
+    fill(spark, tmp_path / "in", 1)
+
+    older = semel.KafkaSink(name=topic, bootstrap=bootstrap, topic=topic)
+    older.open()
+    newer = semel.KafkaSink(name=topic, bootstrap=bootstrap, topic=topic)
+    newer.open()
+    query = (
+        stream(spark, tmp_path / "in")
+        .writeStream.foreachBatch(older)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    with pytest.raises(StreamingQueryException, match=f"Another run of pipeline '{topic}' has taken over"):
+        query.awaitTermination()
+    newer.close()
+    assert values(bootstrap, topic, committed=False) == []
+
+
+def test_mistakes_are_found_before_the_first_batch(
+    spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    """E4: missing columns, wrong types, unknown topics, time-outs that the broker refuses, triggers that cannot be."""
+    fill(spark, tmp_path / "in", 1)
+    good = stream(spark, tmp_path / "in")
+    common: dict[str, Any] = {"name": topic, "bootstrap": bootstrap, "checkpoint": str(tmp_path / "checkpoint")}
+    with pytest.raises(ConfigError, match="no column `value`, only key"):
+        semel.write_stream(good.select("key"), topic=topic, **common)
+    with pytest.raises(ConfigError, match="No topic was given"):
+        semel.write_stream(good, **common)
+    with pytest.raises(ConfigError, match="`value` has the type bigint"):
+        semel.write_stream(good.select(F.lit(1).cast("long").alias("value")), topic=topic, **common)
+    with pytest.raises(UnknownTopic, match="not-there"):
+        semel.write_stream(good, topic="not-there", **common)
+    with pytest.raises(KafkaError, match=r"transaction\.max\.timeout\.ms"):
+        semel.write_stream(good, topic=topic, transaction_timeout_ms=2_000_000_000, **common)
+    with pytest.raises(ConfigError, match="Real-Time Mode"):
+        semel.write_stream(good, topic=topic, trigger={"realTime": "5 minutes"}, **common)
+    with pytest.raises(ConfigError, match=r"Use semel\.write_batch"):
+        semel.write_stream(numbers(spark, 0, 1), topic=topic, **common)
+    with pytest.raises(ConfigError, match=r"transactional\.id cannot be set here"):
+        semel.write_stream(good, topic=topic, transactional_id="mine", **common)
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_errors_of_the_users_own_code_open_no_transaction(spark: SparkSession, bootstrap: str, topic: str) -> None:
+    """E2: all of it runs in the first stage; it is not repeated, and its own error is what is seen."""
+    bad = numbers(spark, 0, 10).withColumn("value", F.expr("cast(raise_error('mine') as string)"))
+    with pytest.raises(PySparkException, match="mine"):
+        semel.write_batch(bad, name=topic, job_id="1", bootstrap=bootstrap, topic=topic)
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        assert admin.describe_transactions(f"{topic}/1")[f"{topic}/1"].state == "Empty"
+
+
+def test_a_worker_that_dies_while_it_writes_is_followed_by_another_that_goes_on(
+    spark: SparkSession, bootstrap: str, topic: str
+) -> None:
+    """E2: within one transaction, and without a repeat of what the dead one has written."""
+    environment = cast("dict[str, str]", spark.sparkContext.environment)
+    environment[failpoints.VARIABLE] = f"before_produce:6:{topic}/1"
+    try:
+        done = semel.write_batch(
+            numbers(spark, 0, 300), name=topic, job_id="1", bootstrap=bootstrap, topic=topic, batch_size=300
+        )
+    finally:
+        del environment[failpoints.VARIABLE]
+    assert done.attempts == 1
+    assert values(bootstrap, topic) == expected(0, 300)
+
+
+def test_a_sink_can_be_pickled_with_what_it_was_told_and_without_connections(bootstrap: str, topic: str) -> None:
+    """E4: Spark Connect runs it in another process."""
+    seen: list[BatchProgress] = []
+    sink = semel.KafkaSink(name=topic, bootstrap=bootstrap, topic=topic, on_progress=seen.append)
+    sink.open()
+    copy = pickle.loads(pickle.dumps(semel.KafkaSink(name=topic, bootstrap=bootstrap, topic=topic)))
+    assert copy.options == sink.options
+    sink.close()
