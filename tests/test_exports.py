@@ -20,6 +20,7 @@ PUBLIC = {
     "Outcome",
     "Producer",
     "SemelError",
+    "Session",
     "SharedTransaction",
     "SharedWriter",
     "TopicPartition",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from semel.client.shared import SharedTransaction, SharedWriter
     from semel.client.transactions import GroupMember
     from semel.errors import SemelError
+    from semel.session.session import Session
 
 __all__ = [
     "Admin",
@@ -26,6 +27,7 @@ __all__ = [
     "Outcome",
     "Producer",
     "SemelError",
+    "Session",
     "SharedTransaction",
     "SharedWriter",
     "TopicPartition",
@@ -39,6 +41,7 @@ _LOADED_ON_USE = {
     "Outcome": "client.producer",
     "Producer": "client.producer",
     "SemelError": "errors",
+    "Session": "session.session",
     "SharedTransaction": "client.shared",
     "SharedWriter": "client.shared",
     "TopicPartition": "client.partitions",

@@ -193,6 +193,7 @@ class ClassicMember:
     def _lose(self, reason: str, now: float, *, member_id: str) -> None:
         """Removed from the group: others may have the partitions already."""
         self.standing.note(reason)
+        self.standing.losses += 1
         self.standing.assignment = self.standing.to_release = NOTHING
         self._generation, self._member_id = NO_GENERATION, member_id
         self._rejoin(now)

@@ -175,6 +175,7 @@ class ConsumerMember:
     def _lose(self, reason: str) -> None:
         """Removed from the group: others may have the partitions already."""
         self.standing.note(reason)
+        self.standing.losses += 1
         self.standing.assignment = self.standing.to_release = self._target = NOTHING
         self._pending_ids = []
         self._epoch, self._tells_all, self._told = JOIN_EPOCH, True, None

@@ -44,6 +44,8 @@ class Standing:
     """Whose shapes the member needs now; `learn` brings them."""
     confirmed: int = 0
     """How many heartbeats were answered without any complaint."""
+    losses: int = 0
+    """How often the group has gone on without this member."""
     reasons: dict[str, int] = field(default_factory=dict[str, int])
     """Why partitions were lost or rebalances begun, counted."""
 

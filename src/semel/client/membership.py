@@ -81,6 +81,7 @@ class Membership:
         self._confirmed_ask = -1
         self._confirm_wanted = False
         self._is_held = False
+        self._is_asking = False
         self._is_closing = False
         self._leaves = True
         self._thread = threading.Thread(target=self._run, name=f"semel-group-{self._group}", daemon=True)
@@ -138,6 +139,8 @@ class Membership:
         """Inside, this member does nothing that would change its generation or epoch, while offsets are sent."""
         with self._changed:
             self._is_held = True
+            if self.config.protocol == "consumer":  # a heartbeat under way may change it; a join takes its time
+                self._changed.wait_for(lambda: not self._is_asking, self.config.session_timeout_ms / 1000)
         try:
             yield
         finally:
@@ -183,15 +186,17 @@ class Membership:
         with self._changed:
             if self._member.identity is None:
                 return False
-            wanted = self._asked
+            wanted, standing = self._asked, self._member.standing
+            losses = standing.losses
             self._confirm_wanted = True
             self._member.beat_at_once(self._clock())
             self._changed.notify_all()
             self._changed.wait_for(
-                lambda: self._confirmed_ask >= wanted or self._member.identity is None or self._is_closing, timeout_s
+                lambda: self._confirmed_ask >= wanted or standing.losses > losses or self._is_closing, timeout_s
             )
             self._confirm_wanted = False
-            return self._confirmed_ask >= wanted and self._member.identity is not None
+            # One that was removed may have joined again by now, which is no answer to the question.
+            return self._confirmed_ask >= wanted and standing.losses == losses
 
     # -- the thread ------------------------------------------------------------------------------------------------
 
@@ -221,6 +226,7 @@ class Membership:
             number = self._asked
             if ask is not None:
                 self._asked += 1
+                self._is_asking = True
             elif not standing.topics_wanted and not self._is_time_to_look(now):
                 self._changed.wait(self._pause_s(now))
                 return
@@ -263,6 +269,7 @@ class Membership:
 
     def _after_answer(self) -> None:
         standing = self._member.standing
+        self._is_asking = False
         if standing.forget_coordinator:
             standing.forget_coordinator = False
             self._cluster.forget_coordinator(CoordinatorKind.GROUP, self._group)

@@ -83,9 +83,23 @@ class TransactionOwner:
         """Whatever fails inside leaves the transaction with nothing but an abort, or the producer dead."""
         try:
             yield
+        except Fenced as error:
+            # An epoch that the coordinator took for its own abort looks the same as that of a newer owner.
+            if self.state is State.OPEN and self._was_ended_by_coordinator():
+                self._move(Event.FAIL)
+                raise self._timed_out(error) from error
+            self._fail(error)
+            raise
         except SemelError as error:
             self._fail(error)
             raise
+
+    def _timed_out(self, error: KafkaError) -> TransactionAborted:
+        return TransactionAborted(
+            "The coordinator has aborted this transaction: it was open for longer than transaction.timeout.ms "
+            f"({self._calls.timeout_ms} ms). Nothing of it will be seen; abort and begin again.",
+            code=error.code,
+        )
 
     def _fail(self, error: SemelError) -> None:
         if isinstance(error, KafkaError) and error.is_fatal:
@@ -184,11 +198,7 @@ class TransactionOwner:
             ) from second
         if was_ended:
             self._move(Event.COMMIT_REFUSED)
-            raise TransactionAborted(
-                "The coordinator has aborted this transaction: it was open for longer than transaction.timeout.ms "
-                f"({self._calls.timeout_ms} ms). Nothing of it will be seen; abort and begin again.",
-                code=error.code,
-            ) from error
+            raise self._timed_out(error) from error
         self._fail(error)
 
     def _was_ended_by_coordinator(self) -> bool:
