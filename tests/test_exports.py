@@ -24,6 +24,7 @@ PUBLIC = {
     "SharedTransaction",
     "SharedWriter",
     "TopicPartition",
+    "run",
 }
 EXCEPTIONS = [
     value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.SemelError)

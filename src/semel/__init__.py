@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from semel.client.shared import SharedTransaction, SharedWriter
     from semel.client.transactions import GroupMember
     from semel.errors import SemelError
+    from semel.session.runner import run
     from semel.session.session import Session
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "SharedTransaction",
     "SharedWriter",
     "TopicPartition",
+    "run",
 ]
 
 _LOADED_ON_USE = {
@@ -45,6 +47,7 @@ _LOADED_ON_USE = {
     "SharedTransaction": "client.shared",
     "SharedWriter": "client.shared",
     "TopicPartition": "client.partitions",
+    "run": "session.runner",
 }
 
 

@@ -20,7 +20,6 @@ BROKER_CONFIG = {
     "group.consumer.session.timeout.ms": "3000",
     "group.consumer.min.heartbeat.interval.ms": "50",
     "group.consumer.heartbeat.interval.ms": "100",
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "100",
 }
 GROUP_PROTOCOLS = ["range", "cooperative-sticky", "consumer"]
 WAIT_S = 30.0
