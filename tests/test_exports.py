@@ -17,6 +17,7 @@ PUBLIC = {
     "Broker",
     "Fetcher",
     "GroupMember",
+    "Inbox",
     "Outcome",
     "Producer",
     "SemelError",

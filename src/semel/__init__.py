@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from semel.client.shared import SharedTransaction, SharedWriter
     from semel.client.transactions import GroupMember
     from semel.errors import SemelError
+    from semel.session.inbox import Inbox
     from semel.session.runner import run
     from semel.session.session import Session
 
@@ -25,6 +26,7 @@ __all__ = [
     "Broker",
     "Fetcher",
     "GroupMember",
+    "Inbox",
     "Outcome",
     "Producer",
     "SemelError",
@@ -40,6 +42,7 @@ _LOADED_ON_USE = {
     "Broker": "broker.process",
     "Fetcher": "client.fetcher",
     "GroupMember": "client.transactions",
+    "Inbox": "session.inbox",
     "Outcome": "client.producer",
     "Producer": "client.producer",
     "SemelError": "errors",

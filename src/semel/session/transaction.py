@@ -29,6 +29,14 @@ class Row(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
+def rows_of(table: pa.Table) -> Iterator[Row]:
+    """The rows of a table as it was read."""
+    for row in table.to_pylist():
+        headers = tuple((header["key"], header["value"]) for header in row["headers"] or ())
+        timestamp_ms = int(row["timestamp"].timestamp() * 1000 + 0.5) if row["timestamp"] is not None else -1
+        yield Row(row["topic"], row["partition"], row["offset"], timestamp_ms, row["key"], row["value"], headers)
+
+
 class _Owner(Protocol):
     """The session, as its transaction sees it."""
 
@@ -88,10 +96,7 @@ class Transaction:
 
     def rows(self) -> Iterator[Row]:
         """The records one by one. Convenient and slow: work on `table` where there are many."""
-        for row in self.table.to_pylist():
-            headers = tuple((header["key"], header["value"]) for header in row["headers"] or ())
-            timestamp_ms = int(row["timestamp"].timestamp() * 1000 + 0.5) if row["timestamp"] is not None else -1
-            yield Row(row["topic"], row["partition"], row["offset"], timestamp_ms, row["key"], row["value"], headers)
+        return rows_of(self.table)
 
     # -- what is written -------------------------------------------------------------------------------------------
 
