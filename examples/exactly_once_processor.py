@@ -11,14 +11,8 @@ import sys
 import semel
 
 bootstrap, source, target, instance = sys.argv[1:]
-with semel.Session(
-    bootstrap=bootstrap,
-    group="processor",
-    topics=[source],
-    name="processor",
-    instance=instance,
-    group_instance_id=instance,
-) as session:
+settings = {"bootstrap.servers": bootstrap, "group.instance.id": instance}
+with semel.Session(settings, group="processor", topics=[source], name="processor", instance=instance) as session:
     for transaction in session:
         for row in transaction.rows():
             transaction.send(target, (row.value or b"") + b"-ok", key=row.key, headers=row.headers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -37,3 +39,14 @@ def test_the_exactly_once_processor_takes_ten_lines_and_survives_being_killed(tm
                 process.wait()
         values = Counter(row["value"] for row in pipeline.read())
     assert values == Counter(f"{number}-ok".encode() for number in range(1_000))
+
+
+def test_the_program_in_the_guide_runs() -> None:
+    """docs/session.md begins with one that needs nothing but Semel."""
+    guide = (EXAMPLES.parent / "docs" / "session.md").read_text()
+    first = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)[0]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", first], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"2 records in \d transactions\n", done.stdout)
