@@ -10,7 +10,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 from session_scene import BROKER_CONFIG, GROUP_PROTOCOLS, Pipeline, copy_all, copy_turn, wait_until
 
-from semel.broker.faults import Cut, Error
+from semel.broker.faults import Cut, Delay, Error
 from semel.client.producer import Outcome
 from semel.errors import Fenced
 from semel.session.claims import Safety
@@ -46,7 +46,7 @@ def test_a_partition_that_is_asked_back_makes_the_transaction_abort(broker: Embe
 
 @pytest.mark.parametrize("protocol", GROUP_PROTOCOLS)
 def test_a_member_that_was_removed_cannot_commit(broker: EmbeddedBroker, protocol: str) -> None:
-    """D3: the heartbeat before the commit finds out, before any offset is sent."""
+    """D3: the heartbeat before the commit finds out, and no commit is asked for."""
     pipeline = Pipeline(broker.bootstrap, protocol)
     pipeline.write(range(20))
     api, code = (
@@ -57,11 +57,13 @@ def test_a_member_that_was_removed_cannot_commit(broker: EmbeddedBroker, protoco
     with pipeline.session(heartbeat_interval_ms=1_000) as session:
         with session.transaction(10_000) as transaction:
             transaction.send_table(pipeline.target, transaction.table)
-            sent = broker.faults.inject(
-                Api.TXN_OFFSET_COMMIT, Error(ErrorCode.none), when=lambda request: request.group_id == pipeline.group
+            committed = broker.faults.inject(
+                Api.END_TXN,
+                Delay(0),
+                when=lambda request: request.committed and request.transactional_id == session.transactional_id,
             )
             broker.faults.inject(api, Error(code), when=lambda request: request.group_id == pipeline.group)
-        assert (transaction.outcome, sent.served) == (Outcome.ABORTED, 0)
+        assert (transaction.outcome, committed.served) == (Outcome.ABORTED, 0)
         broker.faults.clear()
         copy_all(session, pipeline, 20)
     assert pipeline.counts() == Counter(range(20))

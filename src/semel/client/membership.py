@@ -17,13 +17,14 @@ from typing import Any, Final, Protocol
 from semel.client.classic_member import ClassicMember
 from semel.client.cluster import TRANSPORT_ERRORS, Answered, Cluster, CoordinatorKind
 from semel.client.config import ClientConfig
+from semel.client.connection import Pending
 from semel.client.consumer_member import ConsumerMember
 from semel.client.group_asks import RETRY_S, Ask, GroupStateMachine
 from semel.client.group_config import GroupConfig
 from semel.client.partitions import TopicPartition
 from semel.client.transactions import GroupMember
 from semel.errors import ConnectionLost, KafkaError, SemelError
-from semel.wire import Api, ErrorCode
+from semel.wire import Action, Api, ErrorCode, verdict
 
 _SLICE_MS: Final = 50
 """How long a join is waited for at a stretch, before a look at whether it is still wanted."""
@@ -150,15 +151,36 @@ class Membership:
 
     def confirm(self, cluster: Cluster, timeout_ms: float) -> bool:
         """One heartbeat now: whether the group still has this member, as what it believes to be."""
-        if self.config.protocol == "classic":
-            return self._confirm_classic(cluster, timeout_ms)
-        return self._confirm_by_thread(timeout_ms / 1000)
+        return self.ask_to_confirm(cluster, timeout_ms)()
 
-    def _confirm_classic(self, cluster: Cluster, timeout_ms: float) -> bool:
+    def ask_to_confirm(self, cluster: Cluster, timeout_ms: float) -> Callable[[], bool]:
+        """Send the heartbeat of `confirm`; what is returned waits for its answer."""
+        if self.config.protocol == "consumer":
+            is_confirmed = self._confirm_by_thread(timeout_ms / 1000)
+            return lambda: is_confirmed
         # The thread's own connection may be waiting for a join; and in this protocol any connection will do.
         identity = self.identity
         if identity is None:
-            return False
+            return lambda: False
+        try:
+            pending = self._submit_heartbeat(cluster, identity)
+        except TRANSPORT_ERRORS:
+            return lambda: self._confirm_with_patience(cluster, identity, timeout_ms)
+
+        def wait() -> bool:
+            cluster.wait_any([pending], timeout_ms=timeout_ms)
+            code = None if pending.response is None else pending.response.error_code
+            if code is None or verdict(code, Api.HEARTBEAT).action is Action.RETRIABLE:
+                return self._confirm_with_patience(cluster, identity, timeout_ms)
+            return self._is_membership(code)
+
+        return wait
+
+    def _submit_heartbeat(self, cluster: Cluster, identity: GroupMember) -> Pending:
+        node = cluster.coordinator(CoordinatorKind.GROUP, self._group)
+        return cluster.submit(node, Api.HEARTBEAT, **_heartbeat_fields(identity))
+
+    def _confirm_with_patience(self, cluster: Cluster, identity: GroupMember, timeout_ms: float) -> bool:
         try:
             cluster.call_coordinator(
                 CoordinatorKind.GROUP,
@@ -167,20 +189,22 @@ class Membership:
                 lambda response: Answered(response.error_code),
                 what=f"group {self._group!r}",
                 patience=cluster.patience(timeout_ms),
-                group_id=self._group,
-                generation_id=identity.generation_id,
-                member_id=identity.member_id,
-                group_instance_id=identity.group_instance_id,
+                **_heartbeat_fields(identity),
             )
         except KafkaError as error:
-            with self._changed:
-                self._member.beat_at_once(self._clock())  # the thread is to learn it too
-                self._changed.notify_all()
-            # Still a member, and the others wait for it: nobody is given its partitions before it joins again.
-            return error.code is ErrorCode.rebalance_in_progress
+            return self._is_membership(error.code)
         except TRANSPORT_ERRORS:
             return False
         return True
+
+    def _is_membership(self, code: ErrorCode) -> bool:
+        if code is not ErrorCode.none:
+            with self._changed:
+                self._member.beat_at_once(self._clock())  # the thread is to learn it too
+                self._changed.notify_all()
+        # In a rebalance it is still a member, and the others wait for it: nobody is given its partitions before it
+        # joins again.
+        return code in (ErrorCode.none, ErrorCode.rebalance_in_progress)
 
     def _confirm_by_thread(self, timeout_s: float) -> bool:
         with self._changed:
@@ -324,3 +348,12 @@ class Membership:
             self._cluster.wait_any([pending], timeout_ms=_LEAVE_PATIENCE_S * 1000)
         except TRANSPORT_ERRORS:
             return  # its session will end by itself
+
+
+def _heartbeat_fields(identity: GroupMember) -> dict[str, Any]:
+    return {
+        "group_id": identity.group_id,
+        "generation_id": identity.generation_id,
+        "member_id": identity.member_id,
+        "group_instance_id": identity.group_instance_id,
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -136,22 +136,25 @@ class Turns:
         return None
 
     def _send_offsets(self, portion: Portion) -> None:
-        membership, config = self._membership, self._membership.config
+        membership, config, claims = self._membership, self._membership.config, self._claims
         with membership.held_still():
-            if self._safety.confirmed_commits and not membership.confirm(
-                self._producer.cluster, config.session_timeout_ms / 3
-            ):
-                self._claims.doom("the group did not confirm that this session is still a member of it")
-                return
-            if self._claims.doomed is not None:
-                return
+            # The answer to the heartbeat is on its way while the offsets are.
+            is_confirmed = self._ask_to_confirm()
             identity = membership.identity
             if not self._safety.generation_fencing:
                 identity = GroupMember(config.group_id or "")
             if identity is None:
-                self._claims.doom("this session is no longer a member of its group")
-                return
-            self._producer.send_offsets(portion.next_offsets, identity)
+                claims.doom("this session is no longer a member of its group")
+            if claims.doomed is None and identity is not None:
+                self._producer.send_offsets(portion.next_offsets, identity)
+            if not is_confirmed():
+                claims.doom("the group did not confirm that this session is still a member of it")
+
+    def _ask_to_confirm(self) -> Callable[[], bool]:
+        if not self._safety.confirmed_commits:
+            return lambda: True
+        timeout_ms = self._membership.config.session_timeout_ms / 3
+        return self._membership.ask_to_confirm(self._producer.cluster, timeout_ms)
 
     def _resolve(self, lost: CommitUnknown) -> str | None:
         LOG.info("The answer to a commit was lost; finding out what became of it.")
