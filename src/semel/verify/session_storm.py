@@ -31,7 +31,6 @@ from semel.errors import SemelError
 from semel.processes import spawn
 
 KINDS: Final = ("join", "leave", "kill", "stop")
-MEMBERS_MAX: Final = 4
 BROKER_CONFIG: Final = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "500",
@@ -134,12 +133,13 @@ def run_storm(storm: Storm) -> StormReport:
         stack.callback(members.end)
         for _ in range(2):
             members.join()
-        for number in range(storm.events):
+        for number, kind in enumerate(_kinds(storm, rng)):
             first, last = (storm.records * edge // storm.events for edge in (number, number + 1))
             producer.send_table(source, _numbers(first, last))
             producer.flush()
             time.sleep(rng.random())
-            report.events[_strike(members, storm, rng)] += 1
+            _strike(kind, members, storm, rng)
+            report.events[kind] += 1
             members.check_alive()
         if not len(members):
             members.join()
@@ -151,13 +151,18 @@ def run_storm(storm: Storm) -> StormReport:
     return report
 
 
-def _strike(members: _Members, storm: Storm, rng: random.Random) -> str:
-    kind = rng.choice(KINDS)
-    if len(members) <= 1 or (kind == "join" and len(members) >= MEMBERS_MAX):
-        kind = "join" if len(members) <= 1 else "leave"
-    if kind == "join":
+def _kinds(storm: Storm, rng: random.Random) -> list[str]:
+    """Each kind as often as the others, in any order."""
+    kinds = [KINDS[number % len(KINDS)] for number in range(storm.events)]
+    rng.shuffle(kinds)
+    return kinds
+
+
+def _strike(kind: str, members: _Members, storm: Storm, rng: random.Random) -> None:
+    if kind == "join" or len(members) <= 1:
         members.join()
-        return kind
+    if kind == "join":
+        return
     member = members.take(rng)
     if kind == "leave":
         members.leave(member)
@@ -169,7 +174,6 @@ def _strike(members: _Members, storm: Storm, rng: random.Random) -> str:
         time.sleep(storm.session_timeout_ms / 1000 + rng.random())
         member.send_signal(signal.SIGCONT)
         members.give_back(member)
-    return kind
 
 
 def _numbers(first: int, last: int) -> pa.Table:
