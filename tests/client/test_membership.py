@@ -13,8 +13,9 @@ from kio.schema.errors import ErrorCode
 from semel.broker.faults import Cut, Error
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
+from semel.client.partitions import TopicPartition
 from semel.client.settings import parse_config
-from semel.errors import ConfigError, Fenced, KafkaError
+from semel.errors import ConfigError, Fenced, KafkaError, SemelError
 from semel.testing.embedded import EmbeddedBroker
 from semel.wire import Api
 
@@ -206,6 +207,24 @@ def test_a_session_timeout_that_the_broker_does_not_allow_ends_the_membership(br
             return False
 
         wait_until(is_refused, "the refusal")
+
+
+def test_an_error_that_nobody_thought_of_reaches_the_users_thread(broker: EmbeddedBroker) -> None:
+    """Without it the partitions would go to others while this one believes in them."""
+    scene = Scene(broker.bootstrap, "range")
+
+    class Broken(Hands):
+        def may_release(self, partitions: frozenset[TopicPartition]) -> bool:
+            raise ZeroDivisionError
+
+    hands = Broken()
+    with scene.member(hands) as first:
+        scene.wait_shared(first)
+        with scene.member() as second:
+            wait_until(lambda: bool(hands.was_lost), "the loss")
+            with pytest.raises(SemelError, match="ZeroDivisionError"):
+                first.raise_fatal()
+            scene.wait_shared(second)
 
 
 def test_settings_of_groups_that_contradict_each_other_are_refused() -> None:

@@ -260,6 +260,22 @@ def test_without_a_place_to_begin_it_says_so(broker: EmbeddedBroker) -> None:
         copy_turn(session, pipeline, 10_000)
 
 
+def test_records_that_were_deleted_before_they_were_read_are_not_skipped_in_silence(broker: EmbeddedBroker) -> None:
+    """To begin at the earliest offset is the default; to jump there over lost records must be asked for."""
+    pipeline = Pipeline(broker.bootstrap, partitions=1)
+    pipeline.write(range(10))
+    with pipeline.session() as session:
+        copy_all(session, pipeline, 10)
+    pipeline.write(range(10, 30))
+    with Admin({"bootstrap.servers": broker.bootstrap}) as admin:
+        admin.delete_records({(pipeline.source, 0): 20})
+    with pipeline.session() as session, pytest.raises(OffsetOutOfRange, match="deleted before they were read"):
+        copy_all(session, pipeline, 10)
+    with pipeline.session(auto_offset_reset="earliest") as session:
+        copy_all(session, pipeline, 10)
+    assert pipeline.counts() == Counter([*range(10), *range(20, 30)])
+
+
 def test_who_begins_at_the_end_begins_there_once(broker: EmbeddedBroker) -> None:
     """Records that come while the session is away are not skipped, though nothing was read before."""
     pipeline = Pipeline(broker.bootstrap)

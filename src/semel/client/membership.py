@@ -230,9 +230,10 @@ class Membership:
                 self._turn()
             if self._leaves:
                 self._leave()
-        except SemelError as error:
+        except Exception as error:
+            # Whatever it is, the user's thread must hear of it: without heartbeats the partitions are soon another's.
             with self._changed:
-                self._member.standing.fatal = error
+                self._member.standing.fatal = error if isinstance(error, SemelError) else _unexpected(error)
                 self._lose_everything()
         finally:
             self._cluster.close()
@@ -348,6 +349,15 @@ class Membership:
             self._cluster.wait_any([pending], timeout_ms=_LEAVE_PATIENCE_S * 1000)
         except TRANSPORT_ERRORS:
             return  # its session will end by itself
+
+
+def _unexpected(error: Exception) -> SemelError:
+    failure = SemelError(
+        f"The membership in the group ended by an error that nobody thought of ({error!r}); what was not committed is "
+        "aborted and others will process it. Make a new session, and report it."
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def _heartbeat_fields(identity: GroupMember) -> dict[str, Any]:

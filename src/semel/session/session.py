@@ -64,7 +64,9 @@ class Session:
     ) -> None:
         if isinstance(topics, str) or not topics:
             raise ConfigError('topics must be a list of at least one name, such as ["orders"].')
-        self._settings, self.config = _fit({**(settings or {}), **more_settings}, group, name, instance)
+        given = {**(settings or {}), **more_settings}
+        self._settings, self.config = _fit(given, group, name, instance)
+        self._resets_when_deleted = any(key.replace("_", ".") == "auto.offset.reset" for key in given)
         self.topics = tuple(topics)
         self._limits = PortionLimits(transaction_records_max, transaction_bytes_max, transaction_linger_ms)
         self._safety = safety
@@ -96,7 +98,9 @@ class Session:
         is_stable = self._safety.stable_fetches and _can_wait_for_transactions(producer)
         safety = replace(self._safety, stable_fetches=is_stable)
         claims = Claims(time.monotonic, config.producer.transaction_timeout_ms, safety)
-        self._fetcher = Fetcher(self._settings)
+        # Where to begin without any offset is one thing; that records were deleted before they were read is another.
+        reset = config.fetch.auto_offset_reset if self._resets_when_deleted else "error"
+        self._fetcher = Fetcher(self._settings, replace(config.fetch, auto_offset_reset=reset))
         self._membership = Membership(config.client, group, self.topics, claims)
         self._inputs = Inputs(
             producer.cluster,
