@@ -19,11 +19,7 @@ pytestmark = pytest.mark.chaos
 @pytest.mark.parametrize("protocol", ["range", "cooperative-sticky", "consumer"])
 def test_every_record_is_copied_once_whatever_happens_to_the_members(protocol: str, transaction_version: int) -> None:
     """D1 to D5, C1, C2: nothing lost, nothing twice, offsets at the end, no transaction left open."""
-    config = {
-        **BROKER_CONFIG,
-        "transaction.version": str(transaction_version),
-        "group.consumer.session.timeout.ms": "3000",
-    }
+    config = {**BROKER_CONFIG, "transaction.version": str(transaction_version)}
     with Broker(config=config, fsync="never") as broker:
         report = run_storm(Storm(broker.bootstrap, protocol, seed=int(os.environ["SEMEL_SEED"])))
     assert report.events == dict.fromkeys(("join", "leave", "kill", "stop"), 3)

@@ -37,6 +37,7 @@ BROKER_CONFIG: Final = {
     "group.consumer.min.session.timeout.ms": "500",
     "group.consumer.min.heartbeat.interval.ms": "100",
     "group.consumer.heartbeat.interval.ms": "300",
+    "group.consumer.session.timeout.ms": "3000",
 }
 
 
