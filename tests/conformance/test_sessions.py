@@ -6,10 +6,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from member_processes import Client, Member, java_program
 from observer import committed_offsets, values_of
 from targets import KafkaUnderTest, NewTopic
 
@@ -24,6 +27,7 @@ PROTOCOLS = [
     pytest.param("consumer", marks=pytest.mark.needs("has_consumer_groups")),
 ]
 WAIT_S = 60.0
+JAVA_MEMBERS = [Client("java", protocol, java_program("Reader")) for protocol in ("eager", "cooperative", "consumer")]
 
 
 class Scene:
@@ -122,6 +126,50 @@ def test_a_transaction_aborts_when_its_partitions_are_asked_back(
             wait_until(lambda: copy(second, scene) > 0 or len(second.partitions) == 4, "records for the newcomer")
         wait_until(lambda: copy(first, scene) + copy(second, scene) >= 0 and len(scene.copied()) == 40, "everything")
     assert scene.copied() == Counter(range(40))
+
+
+@pytest.mark.parametrize("client", JAVA_MEMBERS, ids=str)
+@pytest.mark.parametrize("leader", ["semel", "java"])
+def test_a_session_and_the_java_client_share_a_group(
+    kafka: KafkaUnderTest, new_topic: NewTopic, tmp_path: Path, client: Client, leader: str
+) -> None:
+    """C5: whoever leads, each understands the other, and every record is read by one of them."""
+    protocols = {"eager": "range", "cooperative": "cooperative-sticky", "consumer": "consumer"}
+    scene = Scene(kafka, new_topic, protocols[client.protocol])
+    settings = {
+        "bootstrap": scene.bootstrap,
+        "source": scene.source,
+        "group": scene.group,
+        "protocol": client.protocol,
+        "session_timeout_ms": 6_000,
+    }
+    with Member("java", client, tmp_path, settings) as java, ExitStack() as stack:
+        if leader == "java":
+            java.join()
+            java.wait_until(lambda: len(java.assignment()) == PARTITIONS, "partitions for the Java client")
+        session = stack.enter_context(scene.session("a"))
+        if leader == "semel":
+            wait_until(lambda: copy(session, scene) >= 0 and len(session.partitions) == PARTITIONS, "all partitions")
+            java.join()
+
+        def is_shared() -> bool:
+            copy(session, scene, 50)
+            mine = [partition.partition for partition in session.partitions]
+            return sorted([*mine, *java.assignment()]) == list(range(PARTITIONS)) and len(mine) == 2
+
+        wait_until(is_shared, "two partitions for each")
+        scene.write(range(100))
+        read: set[int] = set()
+
+        def has_all() -> bool:
+            copy(session, scene)
+            read.update(int(value) for values in java.events("read") for value in values)
+            return read | set(scene.copied()) == set(range(100))
+
+        wait_until(has_all, "every record, read by one or the other")
+        assert not read & set(scene.copied())
+        java.leave()
+        wait_until(lambda: copy(session, scene) >= 0 and len(session.partitions) == PARTITIONS, "all partitions")
 
 
 def test_a_session_whose_instance_is_started_again_is_fenced(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
