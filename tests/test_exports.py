@@ -18,14 +18,17 @@ PUBLIC = {
     "Fetcher",
     "GroupMember",
     "KafkaSink",
+    "Inbox",
     "Outcome",
     "Producer",
     "SemelError",
+    "Session",
     "SharedTransaction",
     "SharedWriter",
     "TopicPartition",
     "write_batch",
     "write_stream",
+    "run",
 }
 EXCEPTIONS = [
     value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.SemelError)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from semel.client.shared import SharedTransaction, SharedWriter
     from semel.client.transactions import GroupMember
     from semel.errors import SemelError
+    from semel.session.inbox import Inbox
+    from semel.session.runner import run
+    from semel.session.session import Session
     from semel.spark.batch import write_batch
     from semel.spark.sink import KafkaSink
     from semel.spark.stream import write_stream
@@ -26,13 +29,16 @@ __all__ = [
     "Broker",
     "Fetcher",
     "GroupMember",
+    "Inbox",
     "KafkaSink",
     "Outcome",
     "Producer",
     "SemelError",
+    "Session",
     "SharedTransaction",
     "SharedWriter",
     "TopicPartition",
+    "run",
     "write_batch",
     "write_stream",
 ]
@@ -42,13 +48,16 @@ _LOADED_ON_USE = {
     "Broker": "broker.process",
     "Fetcher": "client.fetcher",
     "GroupMember": "client.transactions",
+    "Inbox": "session.inbox",
     "KafkaSink": "spark.sink",
     "Outcome": "client.producer",
     "Producer": "client.producer",
     "SemelError": "errors",
+    "Session": "session.session",
     "SharedTransaction": "client.shared",
     "SharedWriter": "client.shared",
     "TopicPartition": "client.partitions",
+    "run": "session.runner",
     "write_batch": "spark.batch",
     "write_stream": "spark.stream",
 }

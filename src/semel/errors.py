@@ -99,5 +99,9 @@ class CommitUnknown(SemelError):
     """
 
 
+class InboxOvertaken(SemelError):
+    """Another reader of the same inbox has gone on from here. The results of this delivery were rolled back."""
+
+
 class InvalidState(SemelError, RuntimeError):
     """A call that the object's state does not allow, such as a commit without a transaction. Nothing was changed."""

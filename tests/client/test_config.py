@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.client.config import ClientConfig, Config, FetchConfig, ProducerConfig, SecurityConfig
+from semel.client.group_config import GroupConfig
 from semel.client.settings import IGNORED, IGNORED_PREFIXES, SETTINGS, Setting, parse_bootstrap, parse_config
 from semel.errors import ConfigError
 
@@ -59,6 +60,7 @@ def test_every_row_of_the_table_fills_a_field_that_exists() -> None:
         "producer": {"gzip_level", "lz4_level", "zstd_level"},
     }
     owners = {"client": ClientConfig, "security": SecurityConfig, "producer": ProducerConfig, "fetch": FetchConfig}
+    owners |= {"group": GroupConfig}
     for owner, dataclass in owners.items():
         filled = {setting.field for setting in SETTINGS if setting.owner == owner} - intermediate.get(owner, set())
         assert filled == {f.name for f in fields(dataclass)} - {"security"}

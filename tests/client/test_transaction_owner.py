@@ -13,11 +13,12 @@ from semel.client import transaction_owner
 from semel.client.cluster import Cluster
 from semel.client.config import ProducerConfig
 from semel.client.ownership import Owner, ProducerIdentity
+from semel.client.partitions import TopicPartition
 from semel.client.retry import Patience
 from semel.client.sender import Sender, Stored
 from semel.client.transaction_owner import Outcome, TransactionOwner
 from semel.client.transaction_state import State
-from semel.client.transactions import TransactionCalls
+from semel.client.transactions import GroupMember, TransactionCalls
 from semel.errors import CommitUnknown, ConnectionLost, Fenced, KafkaError, TransactionAborted
 
 MINE = ProducerIdentity(7, 3)
@@ -148,3 +149,20 @@ def test_a_doomed_transaction_that_a_successor_has_ended_is_not_aborted_as_if_no
     with pytest.raises(Fenced, match="has taken over"):
         owner.abort()
     assert owner.state is State.DEAD
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("is_taken_over", [False, True])
+def test_offsets_that_are_refused_after_a_timeout_leave_a_producer_that_can_go_on(
+    monkeypatch: pytest.MonkeyPatch, protocol: int, is_taken_over: bool
+) -> None:
+    """The coordinator's own abort raises the epoch as a newer owner does; only the latter is the end."""
+    coordinator = Coordinator(monkeypatch)
+    owner = open_transaction(protocol)
+    refusal = Fenced("a newer epoch", code=ErrorCode.invalid_producer_epoch, is_fatal=True)
+    monkeypatch.setattr(TransactionCalls, "commit_offsets", lambda *_: _next([refusal]))
+    epoch = MINE.producer_epoch + (2 if is_taken_over else 1)
+    coordinator.owner.append(Owner(ProducerIdentity(MINE.producer_id, epoch), "CompleteAbort"))
+    with pytest.raises(Fenced if is_taken_over else TransactionAborted):
+        owner.send_offsets({TopicPartition("in", 0): 5}, GroupMember("group"))
+    assert owner.state is (State.DEAD if is_taken_over else State.DOOMED)

@@ -16,6 +16,7 @@ SECTIONS = {
     "client": "semel.bench.client",
     "broker": "semel.bench.broker",
     "transactions": "semel.bench.transactions",
+    "session": "semel.bench.session",
     "checker": "semel.bench.checker",
 }
 

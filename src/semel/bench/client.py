@@ -36,15 +36,15 @@ def run(records: int = RECORDS, rounds: int = ROUNDS) -> Section:
     table = pa.table({"value": values})
     written: dict[str, float] = {}
     read: dict[str, float] = {}
-    with _broker() as (bootstrap, broker):
-        _produce_semel(bootstrap, _new_topic(bootstrap, "warm"), table.slice(0, WARM_UP_RECORDS))
+    with kafka_to_measure() as (bootstrap, broker):
+        _produce_semel(bootstrap, new_topic(bootstrap, "warm"), table.slice(0, WARM_UP_RECORDS))
         for turn in range(rounds):
-            topic = _new_topic(bootstrap, f"semel-{turn}")
-            _keep_best(written, "semel", _produce_semel(bootstrap, topic, table))
-            other = _new_topic(bootstrap, f"confluent-{turn}")
-            _keep_best(written, "confluent", _produce_confluent(bootstrap, other, values))
-            _keep_best(read, "semel", _read_semel(bootstrap, topic, records))
-            _keep_best(read, "confluent", _read_confluent(bootstrap, topic, records))
+            topic = new_topic(bootstrap, f"semel-{turn}")
+            keep_best(written, "semel", _produce_semel(bootstrap, topic, table))
+            other = new_topic(bootstrap, f"confluent-{turn}")
+            keep_best(written, "confluent", _produce_confluent(bootstrap, other, values))
+            keep_best(read, "semel", _read_semel(bootstrap, topic, records))
+            keep_best(read, "confluent", _read_confluent(bootstrap, topic, records))
 
     def row(case: str, seconds: dict[str, float]) -> Row:
         semel, confluent = (seconds[name] / records * 1e9 for name in ("semel", "confluent"))
@@ -65,7 +65,8 @@ def run(records: int = RECORDS, rounds: int = ROUNDS) -> Section:
 
 
 @contextmanager
-def _broker() -> Iterator[tuple[str, str]]:
+def kafka_to_measure() -> Iterator[tuple[str, str]]:
+    """Where it is, and what it is called."""
     running = os.environ.get("SEMEL_BENCH_BOOTSTRAP")
     if running:
         yield running, f"the broker at {running}"
@@ -74,14 +75,14 @@ def _broker() -> Iterator[tuple[str, str]]:
         yield kafka.bootstrap, f"Apache Kafka {LATEST}, one node"
 
 
-def _new_topic(bootstrap: str, name: str) -> str:
+def new_topic(bootstrap: str, name: str) -> str:
     topic = f"bench-{name}-{time.time_ns()}"
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.create_topics(topic, partitions=PARTITIONS)
     return topic
 
 
-def _keep_best(best: dict[str, float], name: str, seconds: float) -> None:
+def keep_best(best: dict[str, float], name: str, seconds: float) -> None:
     best[name] = min(seconds, best.get(name, seconds))
 
 

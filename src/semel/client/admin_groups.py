@@ -14,6 +14,7 @@ from semel.client.cluster import Cluster, CoordinatorKind
 from semel.client.item_calls import ItemAnswer, Route, call_for_items, coordinator, on_every_broker
 from semel.client.leader_calls import by_topic, describe
 from semel.client.partitions import ByPartition, TopicPartition, by_partition
+from semel.client.retry import Patience
 from semel.wire import Api, ErrorCode
 
 _WHOLE = "the whole group"
@@ -118,7 +119,12 @@ class GroupAdmin:
     # -- offsets ---------------------------------------------------------------------------------------------------
 
     def committed_offsets(
-        self, group: str, partitions: Iterable[tuple[str, int]] | None = None, *, require_stable: bool = True
+        self,
+        group: str,
+        partitions: Iterable[tuple[str, int]] | None = None,
+        *,
+        require_stable: bool = True,
+        patience: Patience | None = None,
     ) -> dict[TopicPartition, CommittedOffset]:
         """What a group has committed, of these partitions or of all; partitions without a commit are left out.
 
@@ -154,6 +160,7 @@ class GroupAdmin:
             fields,
             read,
             what=lambda _: _group(group),
+            patience=patience,
         )
         return answers[_WHOLE]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from types import TracebackType
 from typing import Any, Self
+from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
@@ -37,6 +38,14 @@ FIRST_ANSWER_PATIENCE_MS = 3_000
 
 TRANSPORT_ERRORS = (BrokerUnreachable, ConnectionLost, RequestTimedOut)
 """No answer came: the broker may have carried the request out or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicShape:
+    """A topic's id (None before Kafka 2.8) and number of partitions."""
+
+    topic_id: UUID | None
+    partition_count: int
 
 
 class CoordinatorKind(IntEnum):
@@ -102,6 +111,7 @@ class Cluster:
         self._connections: dict[int, Connection] = {}
         self._topics: dict[str, Mapping[int, Leader]] = {}
         self._topics_known_since: dict[str, float] = {}
+        self._topic_ids: dict[str, UUID | None] = {}
         self._coordinators: dict[tuple[CoordinatorKind, str], int] = {}
         self.controller: int = -1
         self._has_answered = False
@@ -361,11 +371,21 @@ class Cluster:
                 failed[topic.name] = topic.error_code
                 continue
             self._topics_known_since[topic.name] = now
+            self._topic_ids[topic.name] = getattr(topic, "topic_id", None)
             self._topics[topic.name] = {
                 partition.partition_index: Leader(partition.leader_id, getattr(partition, "leader_epoch", -1))
                 for partition in topic.partitions
             }
         return failed
+
+    def topic_shapes(self, topics: Collection[str]) -> dict[str, TopicShape]:
+        """As they are at this moment, those that are there. One try, no retry."""
+        failed = self._fetch_metadata(topics)
+        return {
+            topic: TopicShape(self._topic_ids.get(topic), len(self._topics[topic]))
+            for topic in topics
+            if topic not in failed and topic in self._topics
+        }
 
     def list_topics(self) -> Mapping[str, Mapping[int, Leader]]:
         """Every topic this client may see."""

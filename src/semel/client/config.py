@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from semel.client.group_config import GroupConfig
 from semel.errors import ConfigError
 
 Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
@@ -168,3 +169,4 @@ class Config:
     client: ClientConfig
     producer: ProducerConfig
     fetch: FetchConfig
+    group: GroupConfig = field(default_factory=GroupConfig)

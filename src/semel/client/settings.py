@@ -27,6 +27,7 @@ from semel.client.config import (
     ProducerConfig,
     SecurityConfig,
 )
+from semel.client.group_config import GroupConfig, parse_assignors
 from semel.errors import ConfigError
 
 # Parsers: each takes the name as written and the value, and returns the field's value or raises.
@@ -180,7 +181,7 @@ def _jaas(name: str, value: object) -> dict[str, str]:
     return {"module": module, "username": options["username"], "password": options["password"]}
 
 
-Owner = Literal["client", "security", "producer", "fetch", "checked"]
+Owner = Literal["client", "security", "producer", "fetch", "group", "checked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +256,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     _row("check.crcs", "fetch", "check_crcs", _truth),
     _row("auto.offset.reset", "fetch", "auto_offset_reset", _choice(_RESETS)),
     _row("client.rack", "fetch", "client_rack", _text),
+    _row("group.id", "group", "group_id", _text),
+    _row("group.instance.id", "group", "group_instance_id", _text),
+    _row("group.protocol", "group", "protocol", _same("classic", "consumer")),
+    _row("group.remote.assignor", "group", "remote_assignor", _text),
+    _row("partition.assignment.strategy", "group", "assignors", parse_assignors),
+    _row("session.timeout.ms", "group", "session_timeout_ms", _MS),
+    _row("heartbeat.interval.ms", "group", "heartbeat_interval_ms", _MS),
+    _row("max.poll.interval.ms", "group", "rebalance_timeout_ms", _MS),
     _row("retries message.send.max.retries", "checked", "retries", _retries),
     _row("enable.auto.commit", "checked", "auto_commit", _only(False, "offsets are committed with their results")),
     _row("partitioner.ignore.keys", "checked", "ignore_keys", _only(False, "a record's key decides its partition")),
@@ -289,9 +298,7 @@ IGNORED: Final[Mapping[str, str]] = {
     "ssl.enabled.protocols ssl.cipher.suites ssl.provider ssl.providers ssl.engine.factory.class security.providers "
     "ssl.keymanager.algorithm ssl.trustmanager.algorithm ssl.secure.random.implementation ssl.truststore.password "
     "ssl.keystore.password",
-    "only a group member reads them": "group.id group.instance.id group.protocol group.remote.assignor "
-    "session.timeout.ms heartbeat.interval.ms max.poll.interval.ms partition.assignment.strategy "
-    "auto.commit.interval.ms enable.auto.offset.store",
+    "offsets are committed with their results": "auto.commit.interval.ms enable.auto.offset.store",
 }
 """Names that are accepted and change nothing, by the reason why."""
 
@@ -320,16 +327,19 @@ def parse_config(settings: Mapping[str, object]) -> Config:
     _choose_level(producer)
     _fit_timeouts(client, producer, fetch)
     _fit_sizes(client, producer, fetch)
+    _fit_heartbeats(given["group"])
     return Config(
         client=ClientConfig(**client, security=_security(given["security"])),
         producer=ProducerConfig(**producer),
         fetch=FetchConfig(**fetch),
+        group=GroupConfig(**given["group"]),
     )
 
 
 def _read(settings: Mapping[str, object]) -> dict[Owner, dict[str, Any]]:
     """Each field that was given, by owner. Two spellings of one setting must agree."""
-    values: dict[Owner, dict[str, Any]] = {"client": {}, "security": {}, "producer": {}, "fetch": {}, "checked": {}}
+    owners: tuple[Owner, ...] = ("client", "security", "producer", "fetch", "group", "checked")
+    values: dict[Owner, dict[str, Any]] = {owner: {} for owner in owners}
     written: dict[str, str] = {}
     for written_name, value in settings.items():
         name = written_name.replace("_", ".")
@@ -362,6 +372,7 @@ def _unknown(written_name: str, name: str) -> str:
 _CLIENT: Final = ClientConfig(bootstrap=())
 _PRODUCER: Final = ProducerConfig()
 _FETCH: Final = FetchConfig()
+_GROUP: Final = GroupConfig()
 
 
 def _choose_level(producer: dict[str, Any]) -> None:
@@ -401,6 +412,15 @@ def _fit_timeouts(client: dict[str, Any], producer: dict[str, Any], fetch: dict[
         client.setdefault("retry_backoff_max_ms", backoff)
     if (backoff_max := client.get("retry_backoff_max_ms", INT32_MAX)) < _CLIENT.retry_backoff_ms:
         client.setdefault("retry_backoff_ms", backoff_max)
+
+
+def _fit_heartbeats(group: dict[str, Any]) -> None:
+    """Written alone, either time-out takes the other along."""
+    session, beat = group.get("session_timeout_ms"), group.get("heartbeat_interval_ms")
+    if session is not None and beat is None:
+        group["heartbeat_interval_ms"] = max(1, min(_GROUP.heartbeat_interval_ms, session // 3))
+    elif beat is not None and session is None:
+        group["session_timeout_ms"] = max(_GROUP.session_timeout_ms, 3 * beat)
 
 
 _FRAME_ROOM: Final = 65_536

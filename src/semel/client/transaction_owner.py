@@ -87,9 +87,25 @@ class TransactionOwner:
         """Whatever fails inside leaves the transaction with nothing but an abort, or the producer dead."""
         try:
             yield
+        except Fenced as error:
+            # An epoch that the coordinator took for its own abort looks the same as that of a newer owner.
+            if self.state is State.OPEN and self._was_ended_by_coordinator():
+                self._move(Event.FAIL)
+                raise self._ended(error) from error
+            self._fail(error)
+            raise
         except SemelError as error:
             self._fail(error)
             raise
+
+    def _ended(self, error: KafkaError) -> TransactionAborted:
+        self._is_ended = True
+        limit = f"transaction.timeout.ms ({self._calls.timeout_ms} ms)"
+        why = f"it was open for longer than {limit}" if self._is_overdue else f"it was told to, before {limit}"
+        return TransactionAborted(
+            f"The coordinator has aborted this transaction: {why}. Nothing of it will be seen; abort and begin again.",
+            code=error.code,
+        )
 
     def _fail(self, error: SemelError) -> None:
         if isinstance(error, KafkaError) and error.is_fatal:
@@ -190,14 +206,7 @@ class TransactionOwner:
             ) from second
         if was_ended:
             self._move(Event.COMMIT_REFUSED)
-            self._is_ended = True
-            limit = f"transaction.timeout.ms ({self._calls.timeout_ms} ms)"
-            why = f"it was open for longer than {limit}" if self._is_overdue else f"it was told to, before {limit}"
-            raise TransactionAborted(
-                f"The coordinator has aborted this transaction: {why}. Nothing of it will be seen; abort and begin "
-                "again.",
-                code=error.code,
-            ) from error
+            raise self._ended(error) from error
         if is_taken_over and not isinstance(error, Fenced):
             error = self._fenced()
             self._die(error)

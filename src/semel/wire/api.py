@@ -79,6 +79,10 @@ CLIENT_VERSIONS: Final[Mapping[Api, VersionRange]] = {
     Api.OFFSET_COMMIT: VersionRange(2, 8),
     Api.OFFSET_FETCH: VersionRange(1, 7),  # 7 brought RequireStable; 8 has several groups
     Api.FIND_COORDINATOR: VersionRange(1, 3),  # 4 has several keys
+    Api.JOIN_GROUP: VersionRange(5, 9),  # 5 brought static members; 9 tells the leader to leave all as it is
+    Api.HEARTBEAT: VersionRange(3, 4),
+    Api.LEAVE_GROUP: VersionRange(3, 5),
+    Api.SYNC_GROUP: VersionRange(3, 5),
     Api.DESCRIBE_GROUPS: VersionRange(0, 5),
     Api.LIST_GROUPS: VersionRange(0, 4),
     Api.SASL_HANDSHAKE: VersionRange(1, 1),
@@ -102,6 +106,7 @@ CLIENT_VERSIONS: Final[Mapping[Api, VersionRange]] = {
     Api.DESCRIBE_PRODUCERS: VersionRange(0, 0),
     Api.DESCRIBE_TRANSACTIONS: VersionRange(0, 0),
     Api.LIST_TRANSACTIONS: VersionRange(0, 1),
+    Api.CONSUMER_GROUP_HEARTBEAT: VersionRange(1, 1),  # in 0, of Kafka's trial releases, the broker makes the member id
 }
 
 # The versions from which an API speaks transaction protocol 2: with them the broker adds partitions and groups to the
@@ -114,6 +119,7 @@ _KAFKA_WITH: Final[Mapping[Api, str]] = {
     Api.DESCRIBE_TRANSACTIONS: "3.0",
     Api.LIST_TRANSACTIONS: "3.0",
     Api.WRITE_TXN_MARKERS: "3.0",
+    Api.CONSUMER_GROUP_HEARTBEAT: "4.0",
 }
 
 TRANSACTION_FEATURE: Final = "transaction.version"

@@ -1,0 +1,1 @@
+"""Consume, transform, produce and commit as one, for plain Python."""

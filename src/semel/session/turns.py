@@ -1,0 +1,195 @@
+"""What happens in one turn of a session: take records, write, and end the transaction, as committed or as aborted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import pyarrow as pa
+
+from semel.client.membership import Membership
+from semel.client.producer import Outcome, Producer
+from semel.client.transaction_state import State
+from semel.client.transactions import GroupMember
+from semel.errors import CommitUnknown, InvalidState, KafkaError, SemelError, TransactionAborted
+from semel.session.claims import LOG, Claims, Safety
+from semel.session.inputs import Inputs, Portion, PortionLimits
+from semel.session.transaction import Headers, Transaction
+from semel.wire import ErrorCode
+
+_REMOVED: Final = frozenset(
+    {
+        ErrorCode.illegal_generation,
+        ErrorCode.unknown_member_id,
+        ErrorCode.fenced_member_epoch,
+        ErrorCode.stale_member_epoch,
+        ErrorCode.rebalance_in_progress,
+    }
+)
+"""What the coordinator says to offsets of a member that the group has gone on without."""
+
+
+class Turns:
+    """Belongs to the thread of the session's user."""
+
+    def __init__(
+        self, producer: Producer, inputs: Inputs, membership: Membership, claims: Claims, safety: Safety
+    ) -> None:
+        self.committed_count = 0
+        self.aborted_count = 0
+        self._producer = producer
+        self._inputs = inputs
+        self._membership = membership
+        self._claims = claims
+        self._safety = safety
+        self._is_open = False
+
+    # -- reading and writing ---------------------------------------------------------------------------------------
+
+    def take(self, timeout_ms: float, limits: PortionLimits) -> Portion:
+        if self._is_open:
+            raise InvalidState("A transaction of this session is open already: leave its block first.")
+        portion = self._inputs.take(timeout_ms, limits)
+        self._claims.begin(portion.tenures)
+        self._is_open = True
+        return portion
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None,
+        headers: Headers,
+        partition: int | None,
+        timestamp_ms: int | None,
+    ) -> None:
+        with self._writing(topic) as producer:
+            if producer is not None:
+                producer.send(topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
+
+    def send_table(self, topic: str | None, table: pa.Table, *, partition: int | None) -> None:
+        with self._writing(topic or "the topics that the table names") as producer:
+            if producer is not None:
+                producer.send_table(topic, table, partition=partition)
+
+    @contextmanager
+    def _writing(self, topic: str) -> Iterator[Producer | None]:
+        """None if the transaction can only be aborted: what is written to it then is dropped without a word."""
+        if self._claims.doomed is not None:
+            yield None
+            return
+        try:
+            if self._producer.state is State.READY:
+                self._producer.begin()
+            self._claims.note_write(topic)
+            yield self._producer
+        except TransactionAborted as error:
+            self._claims.doom(str(error))
+
+    # -- the end of a turn -----------------------------------------------------------------------------------------
+
+    def settle(self, transaction: Transaction) -> None:
+        """Commit, or abort if it must be; any other failure aborts and is raised."""
+        portion = transaction.portion
+        if not portion.next_offsets and self._producer.state is State.READY:
+            self._end(committed=False)
+            return
+        try:
+            reason = self._try_commit(portion)
+        except CommitUnknown as error:
+            reason = self._resolve(error)
+        except TransactionAborted as error:
+            reason = str(error)
+        except KafkaError as error:
+            if error.code not in _REMOVED:
+                self.give_up(transaction, error)
+                raise
+            reason = f"the group has gone on without this member ({error.code.name.upper()})"
+        except BaseException as error:
+            self.give_up(transaction, error)
+            raise
+        if reason is None:
+            self._inputs.committed(portion)
+            self.committed_count += 1
+            transaction.outcome = Outcome.COMMITTED
+            self._end(committed=True)
+        else:
+            self._abort(transaction, reason)
+
+    def _try_commit(self, portion: Portion) -> str | None:
+        """None if it is committed, or why it can only be aborted."""
+        producer, claims = self._producer, self._claims
+        if claims.doomed is not None:
+            return claims.doomed
+        if producer.state is State.READY:
+            producer.begin()
+        producer.flush()
+        claims.start_commit()
+        claims.check_tenures(self._membership.tenures)
+        if claims.doomed is None and portion.next_offsets:
+            self._send_offsets(portion)
+        if claims.doomed is not None:
+            return claims.doomed
+        producer.commit()
+        return None
+
+    def _send_offsets(self, portion: Portion) -> None:
+        membership, config, claims = self._membership, self._membership.config, self._claims
+        with membership.held_still():
+            # The answer to the heartbeat is on its way while the offsets are.
+            is_confirmed = self._ask_to_confirm()
+            identity = membership.identity
+            if not self._safety.generation_fencing:
+                identity = GroupMember(config.group_id or "")
+            if identity is None:
+                claims.doom("this session is no longer a member of its group")
+            if claims.doomed is None and identity is not None:
+                self._producer.send_offsets(portion.next_offsets, identity)
+            if not is_confirmed():
+                claims.doom("the group did not confirm that this session is still a member of it")
+
+    def _ask_to_confirm(self) -> Callable[[], bool]:
+        if not self._safety.confirmed_commits:
+            return lambda: True
+        timeout_ms = self._membership.config.session_timeout_ms / 3
+        return self._membership.ask_to_confirm(self._producer.cluster, timeout_ms)
+
+    def _resolve(self, lost: CommitUnknown) -> str | None:
+        LOG.info("The answer to a commit was lost; finding out what became of it.")
+        try:
+            outcome = self._producer.resolve()
+        except SemelError as error:
+            self._end(committed=False)
+            raise CommitUnknown(
+                f"A commit was sent and its answer was lost, and what became of it cannot be found out now ({error}). "
+                "Make a new session: it begins at what is committed, so nothing is lost or repeated."
+            ) from lost
+        return None if outcome is Outcome.COMMITTED else "its commit did not arrive"
+
+    def _abort(self, transaction: Transaction, reason: str) -> None:
+        LOG.info("A transaction was aborted and its records will come again: %s.", reason.rstrip("."))
+        transaction.reason = reason
+        transaction.outcome = Outcome.ABORTED
+        self.aborted_count += 1
+        try:
+            if self._producer.state in (State.OPEN, State.DOOMED):
+                self._producer.abort()
+        finally:
+            self._inputs.rewind()
+            self._end(committed=False)
+
+    def give_up(self, transaction: Transaction, error: BaseException) -> None:
+        """Abort because of `error`, which must reach the caller even if the abort fails as well."""
+        try:
+            self._abort(transaction, f"{type(error).__name__} in the transaction")
+        except SemelError as second:
+            error.add_note(
+                f"The abort was not confirmed ({second}); the coordinator aborts it after transaction.timeout.ms."
+            )
+
+    def _end(self, *, committed: bool) -> None:
+        self._is_open = False
+        self._claims.end(committed=committed)
+        self._membership.wake()
