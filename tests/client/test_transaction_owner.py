@@ -162,7 +162,8 @@ def test_offsets_that_are_refused_after_a_timeout_leave_a_producer_that_can_go_o
     refusal = Fenced("a newer epoch", code=ErrorCode.invalid_producer_epoch, is_fatal=True)
     monkeypatch.setattr(TransactionCalls, "commit_offsets", lambda *_: _next([refusal]))
     epoch = MINE.producer_epoch + (2 if is_taken_over else 1)
-    coordinator.owner.append(Owner(ProducerIdentity(MINE.producer_id, epoch), "CompleteAbort"))
+    monkeypatch.setattr(transaction_owner, "_SUCCESSOR_MS", 20)
+    coordinator.owner += [Owner(ProducerIdentity(MINE.producer_id, epoch), "CompleteAbort")] * 100
     with pytest.raises(Fenced if is_taken_over else TransactionAborted):
         owner.send_offsets({TopicPartition("in", 0): 5}, GroupMember("group"))
     assert owner.state is (State.DEAD if is_taken_over else State.DOOMED)
