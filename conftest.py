@@ -6,6 +6,9 @@ import os
 import random
 
 import pytest
+from _pytest.doctest import DoctestItem
+
+import semel
 
 
 def pytest_configure() -> None:
@@ -14,6 +17,20 @@ def pytest_configure() -> None:
 
 def pytest_report_header() -> str:
     return f"random tests: SEMEL_SEED={os.environ['SEMEL_SEED']}"
+
+
+@pytest.fixture(scope="session")
+def example_bootstrap(semel_broker: semel.Broker) -> str:
+    with semel.Admin({"bootstrap.servers": semel_broker.bootstrap}) as admin:
+        admin.create_topics("orders", "greetings")
+    return semel_broker.bootstrap
+
+
+@pytest.fixture(autouse=True)
+def examples(request: pytest.FixtureRequest, doctest_namespace: dict[str, object]) -> None:
+    """Examples in docstrings run on a broker with two topics, whose address they call `bootstrap`."""
+    if isinstance(request.node, DoctestItem):
+        doctest_namespace["bootstrap"] = request.getfixturevalue("example_bootstrap")
 
 
 @pytest.fixture

@@ -48,9 +48,10 @@ __all__ = [
 class Admin(TopicAdmin, GroupAdmin, TransactionAdmin):
     """Calls return when the broker has answered; what may pass is retried for `default.api.timeout.ms`.
 
-    >>> with Admin({"bootstrap.servers": "127.0.0.1:9092"}) as admin:  # doctest: +SKIP
-    ...     admin.create_topics("orders", partitions=6)
-    ...     admin.describe_topics("orders")["orders"].partitions[0].leader
+    >>> with Admin({"bootstrap.servers": bootstrap}) as admin:
+    ...     admin.create_topics("returns", partitions=6)
+    ...     len(admin.describe_topics("returns")["returns"].partitions)
+    6
     """
 
     def __init__(self, cluster_or_settings: Cluster | Mapping[str, object]) -> None:

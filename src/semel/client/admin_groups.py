@@ -86,8 +86,10 @@ class GroupAdmin:
     def describe_groups(self, *groups: str) -> dict[str, GroupDescription]:
         """State and members of classic groups.
 
-        >>> admin.describe_groups("billing")["billing"].state  # doctest: +SKIP
-        'Stable'
+        >>> from semel import Admin
+        >>> with Admin({"bootstrap.servers": bootstrap}) as admin:
+        ...     admin.describe_groups("nobody")["nobody"].state
+        'Dead'
         """
         described: dict[str, GroupDescription] = {}
         for group in groups:
@@ -167,7 +169,10 @@ class GroupAdmin:
     def commit_offsets(self, group: str, offsets: ByPartition[int | CommittedOffset]) -> None:
         """Set a group's offsets from outside; refused while the group has members.
 
-        >>> admin.commit_offsets("billing", {("orders", 0): 1_000})  # doctest: +SKIP
+        >>> from semel import Admin
+        >>> with Admin({"bootstrap.servers": bootstrap}) as admin:
+        ...     admin.create_topics("invoices")
+        ...     admin.commit_offsets("billing", {("invoices", 0): 1_000})
         """
         wanted = {
             partition: offset if isinstance(offset, CommittedOffset) else CommittedOffset(offset)

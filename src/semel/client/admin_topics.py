@@ -100,7 +100,9 @@ class TopicAdmin:
     ) -> None:
         """Create topics of one shape; -1 is the broker's default.
 
-        >>> admin.create_topics("orders", partitions=6, config={"cleanup.policy": "compact"})  # doctest: +SKIP
+        >>> from semel import Admin
+        >>> with Admin({"bootstrap.servers": bootstrap}) as admin:
+        ...     admin.create_topics("balances", partitions=6, config={"cleanup.policy": "compact"})
         """
 
         def fields(asked: Sequence[str]) -> Mapping[str, Any]:
@@ -212,7 +214,10 @@ class TopicAdmin:
     ) -> dict[str, ConfigEntry]:
         """The settings of a topic or of a broker (by its id), all of them or those named.
 
-        >>> admin.describe_configs("topic", "orders")["retention.ms"].value  # doctest: +SKIP
+        >>> from semel import Admin
+        >>> with Admin({"bootstrap.servers": bootstrap}) as admin:
+        ...     admin.create_topics("readings")
+        ...     admin.describe_configs("topic", "readings")["retention.ms"].value
         '604800000'
         """
         keys = None if names is None else list(names)
@@ -271,7 +276,12 @@ class TopicAdmin:
     ) -> dict[TopicPartition, ListedOffset]:
         """Where partitions begin, end, or have their first record of a time.
 
-        >>> admin.list_offsets({("orders", 0): "latest", ("orders", 1): 1_731_628_800_000})  # doctest: +SKIP
+        >>> from semel import Admin
+        >>> with Admin({"bootstrap.servers": bootstrap}) as admin:
+        ...     admin.create_topics("visits", partitions=2)
+        ...     found = admin.list_offsets({("visits", 0): "latest", ("visits", 1): 1_731_628_800_000})
+        ...     [one.offset for one in found.values()]
+        [0, -1]
         """
         return list_offsets(self._cluster, by_partition(questions), isolation)
 

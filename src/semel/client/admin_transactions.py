@@ -81,8 +81,13 @@ class TransactionAdmin:
     def describe_transactions(self, *transactional_ids: str) -> dict[str, TransactionDescription]:
         """What the coordinators know of these transactional ids.
 
-        >>> admin.describe_transactions("orders-1")["orders-1"].state  # doctest: +SKIP
-        'CompleteCommit'
+        >>> from semel import Admin, Producer
+        >>> with Producer(bootstrap_servers=bootstrap, transactional_id="orders-1") as producer, producer.transaction():
+        ...     producer.send("orders", b"10")
+        ...     stored = producer.flush()
+        ...     with Admin({"bootstrap.servers": bootstrap}) as admin:
+        ...         admin.describe_transactions("orders-1")["orders-1"].state
+        'Ongoing'
         """
         described: dict[str, TransactionDescription] = {}
         for transactional_id in transactional_ids:

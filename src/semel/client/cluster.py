@@ -87,8 +87,9 @@ WaitReadable = Callable[[Iterable[Connection], float], list[Connection]]
 class Cluster:
     """
     >>> from semel.client.settings import parse_config
-    >>> with Cluster(parse_config({"bootstrap.servers": "127.0.0.1:9092"}).client) as cluster:  # doctest: +SKIP
-    ...     cluster.leaders("orders")
+    >>> with Cluster(parse_config({"bootstrap.servers": bootstrap}).client) as cluster:
+    ...     cluster.transaction_protocol
+    2
     """
 
     def __init__(

@@ -29,10 +29,14 @@ __all__ = ["READ_SCHEMA", "Fetcher", "PartitionRecords", "find_marker", "to_read
 
 class Fetcher:
     """
-    >>> with Fetcher({"bootstrap.servers": "127.0.0.1:9092"}) as fetcher:  # doctest: +SKIP
-    ...     fetcher.assign({("orders", 0): "earliest", ("orders", 1): 1_000})
+    >>> from semel import Producer
+    >>> with Producer(bootstrap_servers=bootstrap) as producer:
+    ...     producer.send("greetings", b"hello")
+    >>> with Fetcher({"bootstrap.servers": bootstrap}) as fetcher:
+    ...     fetcher.assign({("greetings", 0): "earliest"})
     ...     for table in fetcher.read_until(fetcher.end_offsets()):
-    ...         print(table.num_rows)
+    ...         table["value"].to_pylist()
+    [b'hello']
 
     A `Cluster` may be given instead of settings. It is then shared and stays open; while a fetch waits for new records,
     other requests to the same broker wait behind it, up to `fetch.max.wait.ms`. Therefore `prefetch`, which leaves a

@@ -42,9 +42,9 @@ class Producer:
     Settings have Kafka's names, in a mapping or as keywords with underscores. A new transactional producer fences every
     older one of the same id.
 
-    >>> with Producer(bootstrap_servers="127.0.0.1:9092", transactional_id="orders") as producer:  # doctest: +SKIP
+    >>> with Producer(bootstrap_servers=bootstrap, transactional_id="orders") as producer:
     ...     with producer.transaction():
-    ...         producer.send("out", b"value", key=b"key")
+    ...         producer.send("orders", b"value", key=b"key")
     """
 
     def __init__(

@@ -38,9 +38,12 @@ class SharedTransaction:
 class SharedWriter:
     """Writes to partitions of its own inside somebody else's transaction.
 
-    >>> with SharedWriter(shared, bootstrap_servers="127.0.0.1:9092") as writer:  # doctest: +SKIP
-    ...     writer.send_table("out", 3, table)
-    ...     writer.flush()
+    >>> import pyarrow as pa
+    >>> from semel import Producer
+    >>> with Producer(bootstrap_servers=bootstrap, transactional_id="shared") as owner, owner.transaction():
+    ...     with SharedWriter(owner.share(), bootstrap_servers=bootstrap) as writer:  # in any other process
+    ...         writer.send_table("orders", 0, pa.table({"value": [b"1", b"2"]}))
+    ...         owner.adopt(writer.flush())
 
     A `Cluster` may be given, which is then shared and stays open: a process that writes in many transactions, one after
     the other, connects once.

@@ -1,8 +1,7 @@
 """A real Apache Kafka on this machine for tests: no container, only Java and Maven.
 
->>> from semel.testing.apache_kafka import ApacheKafka
->>> with ApacheKafka() as kafka:                                        # doctest: +SKIP
-...     producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap})
+    with ApacheKafka() as kafka:
+        producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap})
 
 Each node is broker and controller in one process (KRaft, combined mode), on free ports of the loopback interface, with
 its data in a temporary folder. Releases before 3.3 have a ZooKeeper beside them instead. All is gone after the `with`

@@ -1,9 +1,12 @@
 """A proxy between Kafka clients and brokers that reads the protocol and can sever the connection at any frame.
 
->>> with KafkaProxy("127.0.0.1:9092") as proxy:                         # doctest: +SKIP
+>>> from semel import Producer
+>>> with KafkaProxy(bootstrap) as proxy:
 ...     proxy.decide = lambda passage: Cut.BEFORE if passage.index == 7 else None
-...     run_a_client(proxy.bootstrap)
-...     print(proxy.passages)
+...     with Producer(bootstrap_servers=proxy.bootstrap) as producer:
+...         producer.send("orders", b"value")
+...     len(proxy.passages) > 7
+True
 
 Brokers tell clients their own addresses, so the proxy listens once for every broker and puts its own addresses into the
 answers that name brokers. It works with any client that speaks without TLS. More than cuts can be had from a subclass:
