@@ -109,6 +109,19 @@ def test_resolve_can_be_called_again_until_it_has_told_the_outcome(monkeypatch: 
     assert owner.state is State.READY
 
 
+def test_resolve_tells_the_outcome_though_the_coordinator_has_forgotten_the_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It forgets only what is settled, so the marker says it; but this producer cannot go on."""
+    monkeypatch.setattr(transaction_owner, "find_marker", lambda *_, **__: SimpleNamespace(kind="commit"))
+    coordinator = Coordinator(monkeypatch)
+    owner = open_transaction(2)
+    coordinator.end.append(ConnectionLost("gone"))
+    with pytest.raises(CommitUnknown):
+        owner.commit(None)
+    coordinator.owner.append(Fenced("forgotten", code=ErrorCode.invalid_producer_id_mapping, is_fatal=True))
+    assert owner.resolve() is Outcome.COMMITTED
+    assert owner.state is State.DEAD
+
+
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_a_commit_that_is_refused_before_its_time_waits_for_the_successor_and_is_fenced(
     protocol: int, monkeypatch: pytest.MonkeyPatch

@@ -19,8 +19,8 @@ from semel.verify.faults.plan import FaultPlan
 from semel.verify.guarantees import Comparison, GuaranteeSettings, Shown, compare
 from semel.verify.guarantees_report import conclusion, damage_times, render, write_guarantees_report
 from semel.verify.history import History
+from semel.verify.losses import Tally, count
 from semel.verify.stories import Story, tell
-from semel.verify.tally import Tally, count
 from semel.verify.workloads.options import GUARANTEES, Guarantee, Options
 from semel.verify.workloads.registry import make_workload
 

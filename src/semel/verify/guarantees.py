@@ -20,9 +20,9 @@ from semel.verify.evidence import gather
 from semel.verify.faults.kinds import FaultKind
 from semel.verify.faults.targets import RemoteTarget, parse_target
 from semel.verify.history import History
+from semel.verify.losses import Tally, count
 from semel.verify.run import Progress, RunSettings, ensure_verdict, run
 from semel.verify.stories import Story, tell
-from semel.verify.tally import Tally, count
 from semel.verify.workloads.options import GUARANTEES, Guarantee, Options
 
 RESULT_NAME: Final = "guarantees.json"

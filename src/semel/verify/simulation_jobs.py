@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+
+_AHEAD: Final = 4
+"""So many seeds a process are handed out at a time: enough to go on while an earlier one takes long."""
 
 
 def run_all(run: Callable[[int], T], seeds: Sequence[int], jobs: int) -> Iterator[T]:
@@ -24,11 +28,18 @@ def run_all(run: Callable[[int], T], seeds: Sequence[int], jobs: int) -> Iterato
         return
     # Not forked: another library's thread may hold a lock at that moment, which nobody would ever give back.
     context = multiprocessing.get_context("spawn")
+    begun: deque[Future[T]] = deque()
     with ProcessPoolExecutor(min(jobs, len(seeds)), mp_context=context, initializer=_leave_ctrl_c) as executor:
         try:
-            yield from executor.map(run, seeds)
+            for seed in seeds:
+                begun.append(executor.submit(run, seed))
+                if len(begun) >= jobs * _AHEAD:
+                    yield begun.popleft().result()
+            while begun:
+                yield begun.popleft().result()
         finally:
-            executor.shutdown(wait=False, cancel_futures=True)
+            for future in begun:
+                future.cancel()
 
 
 def _leave_ctrl_c() -> None:

@@ -15,7 +15,7 @@ from semel.verify.cases import Case
 from semel.verify.copies import missing_copies
 from semel.verify.evidence import Evidence
 from semel.verify.history import History
-from semel.verify.tally import undone
+from semel.verify.losses import undone
 from semel.verify.verdict import Witness
 from semel.verify.witnesses import witnesses_of
 from semel.verify.workloads.options import Guarantee
