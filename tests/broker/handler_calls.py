@@ -35,6 +35,7 @@ class SmallPartition:
     def __init__(self, settings: Any) -> None:
         self.settings = settings
         self.log = PartitionLog()
+        self.log.leader_epochs.begin(0, 0)
         self.size_bytes = 0
 
     def fill(self, record_count: int) -> None:
@@ -56,6 +57,7 @@ class SmallBroker:
         self.settings = BrokerSettings({name.replace("_", "."): value for name, value in configs.items()})
         self.options = SimpleNamespace(data=Path(data))
         self.authorizer: Authorizer = AllowAll()
+        self.leader_epoch = 0
         self.partitions: dict[tuple[str, int], SmallPartition] = {}
         self.storage_errors: list[Exception] = []
         source = random.Random(1)

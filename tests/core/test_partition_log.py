@@ -171,7 +171,9 @@ class Pair:
 
 def assert_same_state(state: dict[str, object], before: dict[str, object]) -> None:
     def flat(values: dict[str, object]) -> dict[str, object]:
-        return {name: vars(value) if name == "producers" else value for name, value in values.items()}
+        return {
+            name: vars(value) if name in ("producers", "leader_epochs") else value for name, value in values.items()
+        }
 
     assert flat(state) == flat(before)
 

@@ -46,6 +46,7 @@ _LOG: Final = logging.getLogger("semel.broker")
 _TICK_MS: Final = 100
 _FINISH_S: Final = 10.0
 _BOOT_META: Final = "boot_id"
+_EPOCH_META: Final = "leader_epoch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,8 @@ class Broker:
         self._process_id = os.getpid() if process_id is None else process_id
         self._boot_id = _read_boot_id() if boot_id is None else boot_id
         self.new_id = new_id
+        self.leader_epoch = 0
+        """Of all partitions: it rises with each start after which records that were read before may be gone."""
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._topic_settings: dict[str, TopicSettings] = {}
         self._connections: dict[Connection, None] = {}  # in the order they came: the same run is the same again
@@ -123,6 +126,9 @@ class Broker:
         self._schedule_tick()
 
     async def _recover(self) -> None:
+        power_was_lost = self._was_power_lost()
+        self.leader_epoch = self._stored_leader_epoch() + power_was_lost
+        self._keep_leader_epoch()
         self.producer_ids = ProducerIds(self.directory)
         self.topics = TopicStore(self.directory, self, new_id=self.new_id)
         self.settings = self.settings.with_dynamic(
@@ -141,7 +147,7 @@ class Broker:
         if offsets := self.partitions_of(CONSUMER_OFFSETS):
             self.groups.load(offsets)
         reach("after_coordinators_loaded")
-        await self.transactions.recover(power_was_lost=self._was_power_lost())
+        await self.transactions.recover(power_was_lost=power_was_lost)
         self._write_boot_id()
 
     @cached_property
@@ -156,15 +162,34 @@ class Broker:
         return "groups" in self.__dict__
 
     def _write_boot_id(self) -> None:
-        boot_id = self._boot_id.encode()
-        if self.directory.read_meta(_BOOT_META) == boot_id:
-            return
-        try:
-            self.directory.write_meta(_BOOT_META, boot_id)
-        except StorageError as error:
+        if self._keep_leader_epoch():
             # A full disk must not keep its records from their readers. An older id can only make the next start more
             # careful than it need be.
+            self._keep_meta(_BOOT_META, self._boot_id.encode())
+
+    def _stored_leader_epoch(self) -> int:
+        stored = self.directory.read_meta(_EPOCH_META) or b"0"
+        if not stored.isdigit():
+            raise StorageError(
+                f"{_EPOCH_META}.meta in {self.options.data} is damaged: it should be a number. No record is lost. "
+                "Write one into it that is higher than any leader epoch that a client has seen."
+            )
+        return int(stored)
+
+    def _keep_leader_epoch(self) -> bool:
+        """Until the epoch is on the disk, this start must count as one that follows a power cut: the next raises it
+        to the same.
+        """
+        return self.leader_epoch == 0 or self._keep_meta(_EPOCH_META, b"%d" % self.leader_epoch)
+
+    def _keep_meta(self, name: str, data: bytes) -> bool:
+        try:
+            if self.directory.read_meta(name) != data:
+                self.directory.write_meta(name, data)
+        except StorageError as error:
             self.note_storage_error(error)
+            return False
+        return True
 
     def _was_power_lost(self) -> bool:
         if self.directory.was_clean:
@@ -186,7 +211,7 @@ class Broker:
         await self.durability.close()
         for partition in self._partitions.values():
             partition.close(clean=clean)
-        self.directory.close(clean=clean)
+        self.directory.close(clean=clean and self._keep_leader_epoch())
 
     async def _finish_requests(self) -> None:
         """A commit that is under way comes to its end: it must not write to files that were closed as complete."""
@@ -276,6 +301,7 @@ class Broker:
                     self._topic_settings[topic.name].log,
                     now_ms=self.clock.now_ms(),
                     hold_high_watermark=self.acknowledges_after_sync,
+                    leader_epoch=self.leader_epoch,
                 )
                 opened.append(partition)
         except StorageError:

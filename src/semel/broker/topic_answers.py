@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 NOT_ASKED: Final = -(2**31)
 """Kafka's "nobody asked for the authorized operations"."""
 
-LEADER_EPOCH: Final = 0
 NO_LEADER: Final = -1
 
 
@@ -41,7 +40,7 @@ def partition_fields(broker: Broker, topic: Topic, indexes: Iterable[int]) -> li
             "error_code": ErrorCode.none if is_open else ErrorCode.leader_not_available,
             "partition_index": index,
             "leader_id": node if is_open else NO_LEADER,
-            "leader_epoch": LEADER_EPOCH,
+            "leader_epoch": broker.leader_epoch,
             "replica_nodes": replicas,
             "isr_nodes": replicas if is_open else (),
             "eligible_leader_replicas": (),

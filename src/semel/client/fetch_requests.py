@@ -6,6 +6,7 @@ beside megabytes of records, and costs a slot in the broker's cache and a second
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,12 +18,14 @@ from semel.client.connection import Pending
 from semel.client.failures import failure
 from semel.client.fetched import Opened, Window, open_records
 from semel.client.leader_calls import describe
-from semel.client.offsets import ISOLATION_LEVELS, edge_offsets
+from semel.client.offsets import ISOLATION_LEVELS, edge_offsets, epoch_ends
 from semel.client.partitions import TopicPartition
 from semel.client.retry import Patience
 from semel.client.visibility import AbortedTransaction
-from semel.errors import BrokerUnreachable, CorruptRecords, RecordTooLarge, SemelError
+from semel.errors import BrokerUnreachable, CorruptRecords, OffsetOutOfRange, RecordTooLarge, SemelError
 from semel.wire import Action, Api, ErrorCode, Refresh, Verdict, verdict
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +42,10 @@ class Reading:
     retry_at: float = 0.0
     trouble: Patience | None = None
     """Runs from the first failure to the next success."""
+    last_epoch: int = -1
+    """The leader epoch of the last batch before the position, if we have read it."""
+    leader_epoch: int = -1
+    """The leader epoch in which the position is known to be right."""
     is_suspect: bool = False
     """What came last from this position was damaged; a second time is an error."""
 
@@ -46,9 +53,14 @@ class Reading:
     def is_finished(self) -> bool:
         return self.end is not None and self.position >= self.end
 
+    def is_in_doubt(self, leader_epoch: int) -> bool:
+        """Whether a new leader may lack records that were read from an old one."""
+        return self.last_epoch >= 0 and leader_epoch > self.leader_epoch
+
     def move(self, position: int) -> None:
         """To an offset of the caller's choice."""
         self.position = position
+        self.last_epoch = -1
         self.is_suspect = False
         self.read_replica = None
 
@@ -91,11 +103,12 @@ class FetchRequests:
             for partition, position in positions.items()
         }
 
-    def advance(self, partition: TopicPartition, next_offset: int) -> None:
+    def advance(self, partition: TopicPartition, next_offset: int, leader_epoch: int) -> None:
         """Records up to here are handed out."""
         # To the back of the line: a broker fills a response in the order of the request.
         reading = self.readings[partition] = self.readings.pop(partition)
         reading.position = next_offset
+        reading.last_epoch = max(reading.last_epoch, leader_epoch)
         reading.is_suspect = False
         reading.bytes_max = self._config.partition_bytes_max
 
@@ -112,7 +125,7 @@ class FetchRequests:
         retries = [reading.retry_at for reading in self.readings.values() if reading.retry_at > clock()]
         until_ms = max(0.0, (min([deadline, *retries]) - clock()) * 1000)
         if not self._flights:
-            self._cluster.sleep(until_ms / 1000)
+            self._cluster.sleep(0 if self.postponed else until_ms / 1000)
             return []
         self._cluster.wait_any([flight.pending for flight in self._flights.values()], timeout_ms=until_ms)
         # Of a partition whose leader moved, the old and the new one may both answer with the same records.
@@ -140,17 +153,46 @@ class FetchRequests:
     def _due(self, ahead: Mapping[TopicPartition, int]) -> dict[int, dict[TopicPartition, int]]:
         """The offset to ask for of each partition, by broker."""
         now = self._cluster.clock()
+        self._settle_doubts(now)
         due: dict[int, dict[TopicPartition, int]] = {}
         for partition, reading in self.readings.items():
             offset = ahead.get(partition, reading.position)
             if reading.retry_at > now or (reading.end is not None and offset >= reading.end):
                 continue
-            node = self._cluster.leader(*partition).node if reading.read_replica is None else reading.read_replica
+            leader = self._cluster.leader(*partition)
+            node = leader.node if reading.read_replica is None else reading.read_replica
             if node < 0:
                 self._retry(reading, _no_leader(partition), Refresh.LEADER)
-            else:
+            elif not reading.is_in_doubt(leader.epoch):
+                reading.leader_epoch = leader.epoch
                 due.setdefault(node, {})[partition] = offset
         return due
+
+    def _settle_doubts(self, now: float) -> None:
+        """Ask new leaders whether they have what was read from their predecessors (KIP-320)."""
+        doubts = {
+            partition: reading.last_epoch
+            for partition, reading in self.readings.items()
+            if reading.retry_at <= now and reading.is_in_doubt(self._cluster.leader(*partition).epoch)
+        }
+        if not doubts or self.postponed is not None:
+            return
+        leaders = {partition: self._cluster.leader(*partition).epoch for partition in doubts}
+        try:
+            ends = epoch_ends(self._cluster, doubts, patience=self._cluster.patience(0))
+        except SemelError as error:
+            for partition in doubts:
+                self._retry(self.readings[partition], error, Refresh.LEADER)
+            return
+        for partition, end in ends.items():
+            reading = self.readings[partition]
+            if reading.position <= end:
+                reading.leader_epoch = leaders[partition]
+            elif self._config.auto_offset_reset == "error" or end < 0:
+                self.postponed = _truncated(reading, end)
+            else:
+                logger.warning("%s", _truncated(reading, end))
+                reading.move(end)
 
     def _fields(self, asked: Mapping[TopicPartition, int], deadline: float) -> Mapping[str, Any]:
         topics: list[dict[str, Any]] = []
@@ -267,6 +309,15 @@ class FetchRequests:
             reading.trouble = None
             self.postponed = error
         reading.retry_at = self._cluster.clock() + trouble.next_pause_ms(judged) / 1000
+
+
+def _truncated(reading: Reading, end: int) -> OffsetOutOfRange:
+    where = f"offset {end}" if end >= 0 else "some earlier offset"
+    return OffsetOutOfRange(
+        f"{describe(reading.partition)} lost records that were read: we are at offset {reading.position}, and a new "
+        f"leader has them only up to {where}. From there on it holds others, which were not read: "
+        "seek there, and find out what was made of the lost ones."
+    )
 
 
 def _no_leader(partition: TopicPartition) -> BrokerUnreachable:

@@ -70,6 +70,8 @@ class Opened:
 
     window: Window
     next_offset: int
+    leader_epoch: int = -1
+    """Of the last batch that was passed."""
     visible: list[memoryview] = field(default_factory=list[memoryview])
     markers: list[ControlMarker] = field(default_factory=list[ControlMarker])
     damaged: CorruptRecords | None = None
@@ -82,6 +84,7 @@ class Opened:
         self.visible = self.visible[:batch_count]
         self.markers = [marker for marker in self.markers if marker.offset < offset]
         self.next_offset = offset
+        self.leader_epoch = -1
 
 
 def open_records(records: bytes | memoryview, window: Window, aborted: Iterable[AbortedTransaction] = ()) -> Opened:
@@ -123,6 +126,7 @@ def _sort_out(header: BatchHeader, batch: memoryview, opened: Opened, visibility
         opened.visible.append(batch)
     if marker is not None:
         opened.markers.append(marker)
+    opened.leader_epoch = header.partition_leader_epoch
     # Compaction leaves gaps and emptied batches, so the position follows the headers and not the records.
     opened.next_offset = header.last_offset + 1 if window.end is None else min(header.last_offset + 1, window.end)
 

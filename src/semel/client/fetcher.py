@@ -147,8 +147,10 @@ class Fetcher:
                 ahead = {chunk.reading.partition: chunk.opened.next_offset for chunk in chunks}
                 self._requests.send(ahead, math.inf)
             fetched = [records for chunk in chunks if (records := self._decode(chunk)) is not None]
+            epochs = {chunk.reading.partition: chunk.opened.leader_epoch for chunk in chunks}
             for records in fetched:
-                self._requests.advance(TopicPartition(records.topic, records.partition), records.next_offset)
+                partition = TopicPartition(records.topic, records.partition)
+                self._requests.advance(partition, records.next_offset, epochs[partition])
             if fetched:
                 return fetched
             self._requests.raise_postponed()
@@ -221,7 +223,7 @@ class Fetcher:
         """Go on as `fetch` does without decoding any record, and return the transaction markers that were passed."""
         chunks = self._requests.wait_chunks(self._cluster.clock() + timeout_ms / 1000)
         for chunk in chunks:
-            self._requests.advance(chunk.reading.partition, chunk.opened.next_offset)
+            self._requests.advance(chunk.reading.partition, chunk.opened.next_offset, chunk.opened.leader_epoch)
         return [marker for chunk in chunks for marker in chunk.opened.markers]
 
 

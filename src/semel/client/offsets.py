@@ -1,4 +1,4 @@
-"""Where partitions begin and end, and where a point in time lies in them (ListOffsets)."""
+"""Where partitions begin and end, and where a point in time or the end of a leader's time lies in them."""
 
 from __future__ import annotations
 
@@ -69,6 +69,43 @@ def _read_listed(response: Any) -> Iterator[PartitionAnswer[ListedOffset]]:
         for partition in topic.partitions:
             listed = ListedOffset(partition.offset, partition.timestamp, getattr(partition, "leader_epoch", -1))
             yield PartitionAnswer(TopicPartition(topic.name, partition.partition_index), partition.error_code, listed)
+
+
+def epoch_ends(
+    cluster: Cluster, epochs: Mapping[TopicPartition, int], *, patience: Patience | None = None
+) -> dict[TopicPartition, int]:
+    """Where the part of each log ends that was written up to this leader epoch (KIP-320); -1: nothing is known of it.
+
+    A reader that has read such a record behind that offset has read what is lost now.
+    """
+
+    def fields(asked: Mapping[TopicPartition, int]) -> Mapping[str, Any]:
+        return {
+            "replica_id": _CONSUMER,
+            "topics": [
+                {
+                    "topic": topic,
+                    "partitions": [
+                        {
+                            "partition": partition,
+                            "current_leader_epoch": cluster.leader(topic, partition).epoch,
+                            "leader_epoch": asked[TopicPartition(topic, partition)],
+                        }
+                        for partition in partitions
+                    ],
+                }
+                for topic, partitions in by_topic(asked).items()
+            ],
+        }
+
+    return call_leaders(cluster, Api.OFFSET_FOR_LEADER_EPOCH, epochs, fields, _read_epoch_ends, patience=patience)
+
+
+def _read_epoch_ends(response: Any) -> Iterator[PartitionAnswer[int]]:
+    for topic in response.topics:
+        for partition in topic.partitions:
+            named = TopicPartition(topic.topic, partition.partition)
+            yield PartitionAnswer(named, partition.error_code, partition.end_offset)
 
 
 def edge_offsets(

@@ -13,6 +13,7 @@ from semel.core import batch_checks, retention
 from semel.core.batch_checks import Timestamps as Timestamps
 from semel.core.batch_checks import TimestampType as TimestampType
 from semel.core.batch_checks import decide_timestamp as decide_timestamp
+from semel.core.leader_epochs import LeaderEpochs
 from semel.core.producer_snapshot import decode_snapshot, encode_snapshot
 from semel.core.producer_state import PRODUCERS_MAX, CompletedTransaction, ProducerEntry, ProducerStates
 from semel.core.producer_state import Duplicate as Duplicate
@@ -64,6 +65,7 @@ class PartitionLog:
         self.log_end_offset = log_start_offset
         self.high_watermark = log_start_offset
         self.producers = ProducerStates(producers_max=producers_max)
+        self.leader_epochs = LeaderEpochs()
         self._covered_to = log_start_offset  # what lies below needs no replay: deleted, or in the snapshot
         self._open: dict[int, int] = {}  # first offset -> producer id; offsets only grow, so in order
         self._unsettled: dict[int, int] = {}  # first offset -> marker's offset, the marker not below the high watermark
@@ -133,6 +135,8 @@ class PartitionLog:
         else:
             completed = None
             self._replay_data(header, now_ms)
+        if header.partition_leader_epoch > self.leader_epochs.latest:
+            self.leader_epochs.begin(header.partition_leader_epoch, header.base_offset)
         self.log_end_offset = header.last_offset + 1
         return None if completed is None else self._complete(completed)
 

@@ -208,7 +208,9 @@ class EmbeddedBroker:
         )
 
     async def _abandon(self) -> None:
-        # First of all the tasks: each ends where it stands, as in a process that is killed.
+        # First of all the tasks: each ends where it stands, as in a process that is killed. One that has not begun yet
+        # begins, or what it was to wait for would complain that nobody did.
+        await asyncio.sleep(0)
         own = asyncio.current_task()
         for task in asyncio.all_tasks():
             if task is not own:

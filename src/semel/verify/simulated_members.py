@@ -184,6 +184,9 @@ class Copier(TransactionalProducer, Fetching):
         # Generations came with version 3 (KIP-447), stable offsets with 7: without them nobody copies exactly once.
         self.version_of(Api.TXN_OFFSET_COMMIT, lowest=3)
         self.version_of(Api.OFFSET_FETCH, lowest=7)
+        # Without leader epochs (KIP-320) a position from before a power cut points behind records that came later.
+        self.version_of(Api.FETCH, lowest=9)
+        self.version_of(Api.METADATA, lowest=7)
 
     def topic_id(self, topic: str) -> UUID:
         return self._world.topic_ids[topic]
@@ -228,14 +231,27 @@ class Copier(TransactionalProducer, Fetching):
         if self.identity is None or self._raises_epoch:
             await self.ensure_identity()
         if self._positions is None:
+            self.leader_epoch = await self._current_leader_epoch()
             self._positions = await self._committed_positions()
         if self._positions is None:
             return
         generation, records = membership.generation_id, await self._next_records(self._positions)
+        if self.is_fenced:
+            self._positions = None
+            return
         if records and membership.generation_id == generation:
             committed = await self.transact(lambda transaction: self._copy(transaction, records))
             if not committed:
                 self._positions = None
+
+    async def _current_leader_epoch(self) -> int:
+        answer = await self.call(
+            Api.METADATA,
+            topics=[{"topic_id": None, "name": self._membership.topic}],
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+        return answer.topics[0].partitions[0].leader_epoch
 
     async def _committed_positions(self) -> dict[TopicPartition, int] | None:
         membership = self._membership

@@ -46,7 +46,10 @@ class Fetching(Client):
         self.is_committed = True
         self._wants_session = self.chance.random() < 0.5
         self._session = (_NO_SESSION, 0)
-        self._named: dict[TopicPartition, int] = {}
+        self._named: dict[TopicPartition, tuple[int, int]] = {}
+        self.leader_epoch = -1
+        self.is_fenced = False
+        """Whether a new leader has refused the epoch: what was read may be gone."""
 
     async def fetch(self, positions: dict[TopicPartition, int], **how: Any) -> list[tuple[TopicPartition, Any]]:
         """What the broker has from these positions on; nothing when the answer was lost."""
@@ -54,13 +57,22 @@ class Fetching(Client):
         changed = (
             positions
             if epoch <= 0
-            else {where: offset for where, offset in positions.items() if self._named.get(where) != offset}
+            else {
+                where: offset
+                for where, offset in positions.items()
+                if self._named.get(where) != (offset, self.leader_epoch)
+            }
         )
         bytes_max = self.world.fetch_bytes_max
         topics: dict[str, list[dict[str, Any]]] = {}
         for (topic, index), offset in changed.items():
             topics.setdefault(topic, []).append(
-                {"partition": index, "fetch_offset": offset, "partition_max_bytes": bytes_max * 2 // 5}
+                {
+                    "partition": index,
+                    "current_leader_epoch": self.leader_epoch,
+                    "fetch_offset": offset,
+                    "partition_max_bytes": bytes_max * 2 // 5,
+                }
             )
         forgotten: dict[str, list[int]] = {}
         for topic, index in self._named if epoch > 0 else ():
@@ -88,11 +100,13 @@ class Fetching(Client):
         if getattr(answer, "error_code", ErrorCode.none) is not ErrorCode.none:
             return []
         if self._wants_session and getattr(answer, "session_id", 0):
-            self._session, self._named = (answer.session_id, max(epoch, 0) + 1), dict(positions)
+            self._session = (answer.session_id, max(epoch, 0) + 1)
+            self._named = {where: (offset, self.leader_epoch) for where, offset in positions.items()}
         found = [((topic.topic, one.partition_index), one) for topic in answer.responses for one in topic.partitions]
         for where, _ in found:
             if where not in positions:
                 raise Violation(f"{self.name} asked for {list(positions)} and is answered about {where}")
+        self.is_fenced = any(one.error_code is ErrorCode.fenced_leader_epoch for _, one in found)
         return [(where, one) for where, one in found if one.error_code is ErrorCode.none]
 
 

@@ -90,6 +90,7 @@ CLIENT_VERSIONS: Final[Mapping[Api, VersionRange]] = {
     Api.CREATE_TOPICS: VersionRange(2, 7),
     Api.DELETE_TOPICS: VersionRange(1, 5),  # 6 has topic ids
     Api.DELETE_RECORDS: VersionRange(0, 2),
+    Api.OFFSET_FOR_LEADER_EPOCH: VersionRange(2, 4),  # 2 brought the current leader epoch
     Api.INIT_PRODUCER_ID: VersionRange(3, 5),  # 3 brought KIP-360's id and epoch
     Api.ADD_PARTITIONS_TO_TXN: VersionRange(0, 3),  # 4 is for brokers
     Api.ADD_OFFSETS_TO_TXN: VersionRange(0, 3),

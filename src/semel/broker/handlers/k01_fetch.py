@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 from semel.broker.acls import Operation, ResourceType
 from semel.broker.context import Answer, Encoded, Reply, RequestContext
 from semel.broker.fetch_sessions import NO_SESSION, FetchSession, PartitionName, Wanted
-from semel.broker.handlers.k02_list_offsets import READ_COMMITTED, check_leader_epoch
+from semel.broker.handlers.k02_list_offsets import READ_COMMITTED
 from semel.core.refusal import Refused
 from semel.errors import CorruptRecords
 from semel.records.layout import LENGTH_FIELD_END, read_header
@@ -130,7 +130,7 @@ class _Fetch:
             partition = self._broker.partition(topic, index)
             if partition is None:
                 raise Refused(ErrorCode.unknown_topic_or_partition, topic)
-            check_leader_epoch(wanted.leader_epoch)
+            partition.log.leader_epochs.check_current(wanted.leader_epoch)
             return self._read_partition(partition, wanted)
         except Refused as refusal:
             return FetchedPartition(index, refusal.code)

@@ -25,7 +25,6 @@ EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 READ_COMMITTED: Final = 1
-LEADER_EPOCH: Final = 0
 _NOWHERE: Final = (-1, -1)
 
 
@@ -44,15 +43,17 @@ def handle(broker: Broker, context: RequestContext, request: Any) -> Answer:
 
 
 def _answer(broker: Broker, context: RequestContext, topic: str, asked: Any, is_committed: bool) -> dict[str, Any]:
-    code, (timestamp_ms, offset) = ErrorCode.none, _NOWHERE
+    code, (timestamp_ms, offset), leader_epoch = ErrorCode.none, _NOWHERE, -1
     try:
         if not broker.authorizer.allows(context, Operation.DESCRIBE, ResourceType.TOPIC, topic):
             raise Refused(ErrorCode.topic_authorization_failed, topic)
         partition = broker.partition(topic, asked.partition_index)
         if partition is None:
             raise Refused(ErrorCode.unknown_topic_or_partition, topic)
-        check_leader_epoch(getattr(asked, "current_leader_epoch", -1))
+        partition.log.leader_epochs.check_current(getattr(asked, "current_leader_epoch", -1))
         timestamp_ms, offset = _find(partition, asked.timestamp, is_committed)
+        if offset >= 0:
+            leader_epoch = partition.log.leader_epochs.of(offset)
     except Refused as refusal:
         code = refusal.code
     except CorruptRecords:
@@ -62,14 +63,8 @@ def _answer(broker: Broker, context: RequestContext, topic: str, asked: Any, is_
         "error_code": code,
         "timestamp": timestamp_ms,
         "offset": offset,
-        "leader_epoch": LEADER_EPOCH if offset >= 0 else -1,
+        "leader_epoch": leader_epoch,
     }
-
-
-def check_leader_epoch(epoch: int) -> None:
-    """There is one leader for good, with epoch 0; -1 is a client that does not compare."""
-    if epoch > LEADER_EPOCH:
-        raise Refused(ErrorCode.unknown_leader_epoch, f"leader epoch {epoch} has not been yet")
 
 
 def _find(partition: Partition, timestamp_ms: int, is_committed: bool) -> tuple[int, int]:

@@ -1,22 +1,22 @@
-"""OffsetForLeaderEpoch (23), versions 2-4: where a leader's time ended. There is one leader for good, with epoch 0."""
+"""OffsetForLeaderEpoch (23), versions 2-4: where a leader's time ended.
+
+There is one broker, and a new epoch begins when a power cut may have taken records that were readable before."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
 from semel.broker.context import Reply, RequestContext
-from semel.broker.topic_answers import LEADER_EPOCH
+from semel.core.leader_epochs import UNDEFINED
 from semel.core.refusal import Refused
 from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
-
-_UNDEFINED: Final = (-1, -1)
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
@@ -33,7 +33,7 @@ def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
 
 
 def _answer(broker: Broker, context: RequestContext, name: str, asked: Any) -> Mapping[str, Any]:
-    code, (epoch, end_offset) = ErrorCode.none, _UNDEFINED
+    code, (epoch, end_offset) = ErrorCode.none, UNDEFINED
     try:
         epoch, end_offset = _find(broker, context, name, asked)
     except Refused as refusal:
@@ -47,9 +47,6 @@ def _find(broker: Broker, context: RequestContext, name: str, asked: Any) -> tup
     partition = broker.partition(name, asked.partition)
     if partition is None:
         raise Refused(ErrorCode.unknown_topic_or_partition, "This server does not host this topic-partition.")
-    if asked.current_leader_epoch > LEADER_EPOCH:
-        raise Refused(ErrorCode.unknown_leader_epoch, f"leader epoch {asked.current_leader_epoch} has not been yet")
-    if asked.leader_epoch != LEADER_EPOCH:
-        return _UNDEFINED
+    partition.log.leader_epochs.check_current(asked.current_leader_epoch)
     # The end of the log, not what is synced: a client compares it with positions that it has read, which lie below.
-    return LEADER_EPOCH, partition.log.log_end_offset
+    return partition.log.leader_epochs.end_of(asked.leader_epoch, partition.log.log_end_offset)

@@ -65,14 +65,28 @@ class DataDirectory:
         return sorted((match[1], int(match[2])) for match in found if match)
 
     def open_partition(
-        self, topic: str, index: int, settings: LogSettings, *, now_ms: int, hold_high_watermark: bool = False
+        self,
+        topic: str,
+        index: int,
+        settings: LogSettings,
+        *,
+        now_ms: int,
+        hold_high_watermark: bool = False,
+        leader_epoch: int = 0,
     ) -> Partition:
         """Open a partition and recover it, or make an empty one."""
         path = f"{self.path}/{topic}-{index}"
         with told_as(f"The directory {path} could not be made and the partition holds nothing"):
             self.disk.make_directory(path)
         return Partition(
-            self.files, path, topic, index, settings, now_ms=now_ms, hold_high_watermark=hold_high_watermark
+            self.files,
+            path,
+            topic,
+            index,
+            settings,
+            now_ms=now_ms,
+            hold_high_watermark=hold_high_watermark,
+            leader_epoch=leader_epoch,
         )
 
     def read_meta(self, name: str) -> bytes | None:

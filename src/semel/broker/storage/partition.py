@@ -70,6 +70,7 @@ class Partition:
         *,
         now_ms: int,
         hold_high_watermark: bool = False,
+        leader_epoch: int = 0,
     ) -> None:
         """Open the directory at `path`, which must exist, and recover what is in it."""
         self.topic = topic
@@ -77,10 +78,10 @@ class Partition:
         self.path = path
         self.settings = settings
         self.hold_high_watermark = hold_high_watermark
-        self.leader_epoch = 0
+        self.leader_epoch = leader_epoch
         self.watchers: dict[Callable[[], None], None] = {}
         self.files = files
-        opened = recovery.open_partition(files, path, settings, now_ms=now_ms)
+        opened = recovery.open_partition(files, path, settings, now_ms=now_ms, leader_epoch=leader_epoch)
         self.log: PartitionLog = opened.log
         self.segments: list[Segment] = opened.segments
         self.failure: SemelError | None = opened.failure

@@ -114,7 +114,7 @@ class Persistence:
         self._take_synced(unsynced)
         if unsynced.active_base_offset > self.checkpoint.recovery_point:
             try:
-                self.save(replace(self.checkpoint, recovery_point=unsynced.active_base_offset))
+                self._move_recovery_point(unsynced.active_base_offset)
             except StorageError as error:
                 # The records are safe all the same; a start after a crash has more to scan.
                 logger.warning("%s", error)
@@ -141,9 +141,13 @@ class Persistence:
         assert unsynced is not None, "the snapshot was just written"
         unsynced.sync()
         self._take_synced(unsynced)
-        self.save(replace(self.checkpoint, recovery_point=log_end_offset))
+        self._move_recovery_point(log_end_offset)
         kept = {log_end_offset, *(segment.base_offset for segment in self._segments)}
         self.remove_snapshots(lambda offset: offset in kept)
+
+    def _move_recovery_point(self, offset: int) -> None:
+        epochs = tuple(entry for entry in self._log.leader_epochs.entries if entry[1] < offset)
+        self.save(replace(self.checkpoint, recovery_point=offset, leader_epochs=epochs))
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Make the checkpoint durable."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import struct
 from dataclasses import dataclass, field
 
 from semel.broker.failpoints import reach
@@ -32,10 +33,11 @@ from semel.broker.storage.segment import (
     Segment,
     offset_name,
 )
+from semel.core.leader_epochs import LeaderEpochs
 from semel.core.partition_log import AbortedTransaction, PartitionLog
 from semel.errors import CorruptRecords
 from semel.records.control import read_control_batch
-from semel.records.layout import HEADER_BYTES, INT64_MAX, LENGTH_FIELD_END, BatchHeader, read_header, verify_crc
+from semel.records.layout import HEADER_BYTES, INT64_MAX, LENGTH_FIELD_END, MAGIC, BatchHeader, read_header, verify_crc
 
 CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
@@ -45,7 +47,7 @@ _LOG_NAME = re.compile(r"(\d{20})\.log")
 _SNAPSHOT_NAME = re.compile(r"(\d{20})\.snapshot")
 _INDEX_NAME = re.compile(r"(\d{20})\.(?:index|timeindex|txnindex|indexsums)")
 _SWAP_NAME = re.compile(r"(\d{20})\.log\.(\d{20})\.swap")
-_EPOCH_AND_MAGIC = b"\x00\x00\x00\x00\x02"  # bytes 12 to 17 of every batch that this broker stores
+_EPOCH_AND_MAGIC = struct.Struct(">ib")  # at LENGTH_FIELD_END of every batch
 _COPY_BYTES = 4 * 1024 * 1024
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class _Directory:
 
     path: str
     files: OpenFiles
+    leader_epoch: int
     bases: list[int] = field(default_factory=list[int])
     snapshots: list[int] = field(default_factory=list[int])
     swaps: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -95,9 +98,9 @@ class _Directory:
         return f"{self.path}/{offset_name(offset)}"
 
 
-def open_partition(files: OpenFiles, path: str, settings: LogSettings, *, now_ms: int) -> Opened:
-    """Read the directory, repair what a crash left, and tell every repair to the log."""
-    directory = _Directory(path, files)
+def open_partition(files: OpenFiles, path: str, settings: LogSettings, *, now_ms: int, leader_epoch: int) -> Opened:
+    """Read the directory, repair what a crash left, and tell every repair to the log; `leader_epoch` begins there."""
+    directory = _Directory(path, files, leader_epoch)
     directory.read()
     for base, end in directory.swaps:
         logger.warning("Finishing the compaction of %s that a crash interrupted.", directory.stem(base))
@@ -107,10 +110,12 @@ def open_partition(files: OpenFiles, path: str, settings: LogSettings, *, now_ms
     bases = directory.bases or [checkpoint.log_start_offset]
     segments = [Segment(files, path, base, now_ms=now_ms, create=not directory.bases) for base in bases]
     opened = Opened(PartitionLog(bases[0], producers_max=settings.producers_max), segments, checkpoint)
+    opened.log.leader_epochs = LeaderEpochs(checkpoint.leader_epochs)
     _check_tail(opened, directory, settings)
     _replay(opened, directory, now_ms)
     _apply_log_start(opened, files, path, now_ms)
     log = opened.log
+    log.leader_epochs.begin(leader_epoch, log.log_end_offset)
     log.replay_high_watermark(log.log_end_offset)
     return opened
 
@@ -194,7 +199,9 @@ def _cut(opened: Opened, directory: _Directory, number: int, damage: DamagedLog)
     segment = opened.segments[number]
     later = opened.segments[number + 1 :]
     tail_bytes = segment.size - damage.position
-    if any(lost.size for lost in later) or _has_sound_batch(segment.file, damage.position + 1, damage.offset):
+    if any(lost.size for lost in later) or _has_sound_batch(
+        segment.file, damage.position + 1, damage.offset, directory.leader_epoch
+    ):
         kept = f"{segment.file.path}.{damage.position}{DAMAGED_SUFFIX}"
         _copy_tail(directory.files, segment.file, damage.position, kept)
         logger.error(
@@ -227,15 +234,17 @@ def _cut(opened: Opened, directory: _Directory, number: int, damage: DamagedLog)
     del opened.segments[number + 1 :]
 
 
-def _has_sound_batch(file: LogFile, position: int, next_offset: int) -> bool:
+def _has_sound_batch(file: LogFile, position: int, next_offset: int, leader_epoch: int) -> bool:
     """Whether a whole batch with a later offset stands somewhere behind `position`."""
     tail = file.read(position, file.size - position)
-    found = tail.find(_EPOCH_AND_MAGIC)
-    while found >= 0:
-        start = found - LENGTH_FIELD_END
-        if start >= 0 and _is_sound_batch(memoryview(tail)[start:], next_offset):
-            return True
-        found = tail.find(_EPOCH_AND_MAGIC, found + 1)
+    for epoch in range(leader_epoch + 1):
+        epoch_and_magic = _EPOCH_AND_MAGIC.pack(epoch, MAGIC)
+        found = tail.find(epoch_and_magic)
+        while found >= 0:
+            start = found - LENGTH_FIELD_END
+            if start >= 0 and _is_sound_batch(memoryview(tail)[start:], next_offset):
+                return True
+            found = tail.find(epoch_and_magic, found + 1)
     return False
 
 
