@@ -98,10 +98,16 @@ class FetchRequests:
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         self.postponed = None
+        before = self.readings
         self.readings = {
             partition: Reading(partition, position, self._config.partition_bytes_max)
             for partition, position in positions.items()
         }
+        for partition, reading in self.readings.items():
+            # A reader whose assignment grows stays where it is in the others, and in doubt where it was in doubt.
+            if partition in before and before[partition].position == reading.position:
+                reading.last_epoch = before[partition].last_epoch
+                reading.leader_epoch = before[partition].leader_epoch
 
     def advance(self, partition: TopicPartition, next_offset: int, leader_epoch: int) -> None:
         """Records up to here are handed out."""
