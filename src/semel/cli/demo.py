@@ -115,7 +115,9 @@ def _print(result: Result, console: Console) -> None:
 
     for one in result.kills:
         back = "" if one.back_at is None else f", back after {one.back_at - one.at:.1f} s"
-        console.print(f"{one.at:5.1f} s  kill -9 {one.victim:8}  {one.note}{back}", highlight=False, style="dim")
+        console.print(
+            f"{one.at:5.1f} s  kill -9 {one.victim:8}  {one.note}{back}", highlight=False, style="dim", soft_wrap=True
+        )
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("")
     for pipeline in PIPELINES:

@@ -25,7 +25,7 @@ MOMENTS: Final[dict[Moment, str]] = {
     "transaction-open": "while Semel's transaction was open",
 }
 _LOOK_S: Final = 0.005
-_PATIENCE_S: Final = 30.0
+_PATIENCE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def plan_kills(seed: int) -> Iterator[Kill]:
 
 
 def wait_moment(moments: Moments, moment: Moment, check: Callable[[], None]) -> bool:
-    """Wait until such a write is under way; False if none came in half a minute. `check` raises if all is over."""
+    """Wait until such a write is under way; False if none came in a minute. `check` raises if all is over."""
     parcels = [topic_of(PLAIN, PARCELS)]
     begin = moments.stored(parcels)
     deadline = time.monotonic() + _PATIENCE_S
