@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from semel.demo.kills import VICTIMS, plan_kills
-from semel.demo.victims import descendants, is_alive, kill_family, python_workers
+from semel.demo.victims import Process, descendants, is_alive, kill_family, kill_rest, python_workers
 
 FAMILY = """
 import subprocess, sys, time
@@ -46,3 +47,14 @@ def test_a_whole_family_is_killed_also_where_somebody_has_left_the_group(tmp_pat
         assert kill_family(process.pid) == 3
         assert not any(map(is_alive, below))
         assert process.wait(10) == -9
+
+
+def test_who_outlives_the_head_of_a_family_is_killed_and_nobody_else() -> None:
+    """A number that belongs to another command by now is left alone."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        (seen,) = [one for one in descendants(os.getpid()) if one.number == process.pid]
+        assert kill_rest([Process(seen.number, seen.parent, "another command")]) == 0
+        assert process.poll() is None
+        assert kill_rest([seen]) == 1
+        assert process.wait(10) == -9
+        assert kill_rest([seen]) == 0

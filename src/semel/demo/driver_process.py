@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from semel.demo.victims import kill_family
+from semel.demo.victims import Process, descendants, kill_family, kill_rest
 from semel.errors import SemelError
 from semel.processes import spawn
 
@@ -29,6 +29,7 @@ class DriverProcess:
         self._log = folder / "driver.log"
         self._listen = listen
         self._is_killed = False
+        self._family: list[Process] = []
         command = [sys.executable, "-P", "-m", "semel.demo.driver", told]
         self._process: subprocess.Popen[bytes] = spawn(command, folder=folder, output=self._log, pipes=True)
         self._reader = threading.Thread(target=self._read, name="demo-driver-events", daemon=True)
@@ -46,9 +47,11 @@ class DriverProcess:
             raise DriverFailed(f"The Spark driver ended with code {self._process.poll()}. Its last words:\n{words}")
 
     def kill(self) -> int:
-        """Kill it and all that it started; returns how many processes that were."""
+        """Kill it and all that it started, as far as they still run; returns how many processes that were."""
         self._is_killed = True
-        count = kill_family(self._process.pid)
+        # The number of a process that has ended may be somebody else's.
+        has_ended = self._process.poll() is not None
+        count = kill_rest(self._family) if has_ended else kill_family(self._process.pid)
         self._process.wait()
         self._reader.join(5)
         for pipe in (self._process.stdin, self._process.stdout):
@@ -59,6 +62,7 @@ class DriverProcess:
     def ask_to_finish(self) -> None:
         """Let it work off what there is, and end."""
         assert self._process.stdin is not None
+        self._family = descendants(self._process.pid)
         self._process.stdin.write(b"finish\n")
         self._process.stdin.flush()
 

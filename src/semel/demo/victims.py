@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -57,6 +58,15 @@ def kill_family(driver: int) -> int:
     while any(is_alive(number) for number in family[1:]) and time.monotonic() < deadline:
         time.sleep(0.02)
     return count
+
+
+def kill_rest(family: Iterable[Process]) -> int:
+    """Kill those of a family that have outlived its head; returns how many there were.
+
+    Their numbers may belong to others by now, so the commands must be the same too.
+    """
+    now = {process.number: process.command for process in _all_processes()}
+    return sum(_kill(one.number) for one in family if now.get(one.number) == one.command)
 
 
 def is_alive(number: int) -> bool:
