@@ -55,9 +55,7 @@ def demo(
     console.print(f"[bold]semel demo --seconds {seconds:g} --seed {seed}[/bold]", highlight=False)
     try:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
-            result = DemoRun(
-                DemoSettings(folder, seconds, seed), lambda progress: live.update(_view(progress, seconds))
-            ).run()
+            result = DemoRun(DemoSettings(folder, seconds, seed), lambda progress: live.update(_view(progress))).run()
         report.write_text(render(result), encoding="utf-8")
     except SemelError as error:
         console.print(f"[red]Nothing was shown:[/red] {error}", highlight=False)
@@ -93,13 +91,13 @@ def what_is_missing() -> str | None:
     return JAVA_MISSING if version is None or int(version[1]) < _JAVA_MIN else None
 
 
-def _view(progress: Progress, seconds: float) -> Table:
+def _view(progress: Progress) -> Table:
     from semel.demo.kills import VICTIMS
     from semel.demo.pipelines import PIPELINES
     from semel.demo.report import TITLES
 
     view = Table.grid(padding=(0, 2))
-    view.add_row(f"{progress.elapsed_s:.0f} of about {seconds + 25:.0f} s", progress.stage)
+    view.add_row(f"{progress.elapsed_s:.0f} s", progress.stage)
     view.add_row("orders sent", f"{progress.sent:,}")
     for pipeline in PIPELINES:
         repeated = progress.repeated[pipeline]
