@@ -17,7 +17,8 @@ setup: .venv/.ready ## make .venv with everything in it
 	@touch $@
 
 .PHONY: demo
-demo: setup ## see what Semel does, on the embedded broker
+demo: setup ## one Spark pipeline, two sinks, kill -9 for everything: what is lost and repeated (Java 17+)
+	@scripts/need-java.sh
 	@$(BIN)/semel demo
 
 .PHONY: test

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,11 @@ def test_a_missing_maven_is_told_in_one_line_and_a_whole_machine_in_none(bare_pa
         run("need-java.sh", bare_path, "mvn")
     )
     assert run("need-java.sh", bare_path).returncode == 0
+
+
+def test_the_wheel_has_everything_under_src() -> None:
+    """`pyspark_semel.py` too: without it an installed Semel has no `format("semel")`."""
+    root = SCRIPTS.parent
+    wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    present = {path for path in (root / "src").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert {root / path for path in wheel["packages"]} == present

@@ -30,6 +30,7 @@ ORDER = [
     "advise",
     "inspect",
     "bench",
+    "demo",
     "cli",
     "web",
 ]

@@ -1,176 +1,132 @@
-"""`semel demo`: see what Semel does, in half a minute."""
+"""`semel demo`: one Spark pipeline with two sinks under `kill -9`, watched live, with a table and a page at the end."""
 
 from __future__ import annotations
 
+import os
 import random
-import time
-from collections import Counter
-from collections.abc import Callable
-from typing import Annotated
+import re
+import shutil
+import subprocess
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
-import pyarrow as pa
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
 from semel.errors import SemelError
-from semel.records import decode_batches, encode_control_batch, encode_table, iter_batches, stamp
 
-ROWS = 200_000
-PAYMENTS = 1_000
-CUT_ONE_IN = 7
-SEED = 7
+if TYPE_CHECKING:
+    from semel.demo.run import Progress, Result
+
+JAVA_MISSING: Final = (
+    "Java 17 or newer is missing. Install it: apt-get install openjdk-17-jdk-headless (or: brew install openjdk@17)"
+)
+SPARK_MISSING: Final = "pyspark 4.2 or newer is missing. Install it: pip install 'semel[spark]' 'pyspark>=4.2'"
+_JAVA_MIN: Final = 17
+_SPARK_MIN: Final = (4, 2)
 
 
 def demo(
-    kafka: Annotated[
-        bool, typer.Option("--kafka", help="Use Apache Kafka instead of the embedded broker (Java 17+, Maven).")
-    ] = False,
+    seconds: Annotated[
+        float, typer.Option(help="How long orders come in and processes are killed; starting and counting add to it.")
+    ] = 60.0,
+    report: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("semel-demo.html"),
+    seed: Annotated[int | None, typer.Option(help="For the same orders and kills again; a random one without.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the broker's data, checkpoints and Spark's log.")] = False,
 ) -> None:
-    """Show record batches, transactions and damage in memory, and a broker behind a bad network."""
+    """Kill Spark's driver, its executor and the broker while one pipeline writes with a plain sink and with Semel's.
+
+    Ends with 1 if Semel lost, repeated or tore anything, and with 2 if the plain sink had nothing to show.
+    """
     console = Console()
-    _show_codec(console)
-    _show_transactions(console)
-    _show_damage(console)
-    _show_bad_network(console, with_apache=kafka)
+    missing = what_is_missing()
+    if missing is not None:
+        typer.echo(missing, err=True)
+        raise typer.Exit(1)
+    from semel.demo.report import render
+    from semel.demo.run import DemoRun, DemoSettings
 
-
-def _show_codec(console: Console) -> None:
-    console.rule("1. Arrow in, Kafka's record batches out, and back")
-    table = pa.table({"key": [b"%08d" % row for row in range(ROWS)], "value": [b"%0100d" % row for row in range(ROWS)]})
-    started = time.perf_counter()
-    batches = encode_table(table, compression="zstd", default_timestamp_ms=0)
-    encoded = time.perf_counter()
-    decoded = decode_batches([memoryview(batch.data) for batch in batches])
-    done = time.perf_counter()
-    assert decoded.column("value").combine_chunks().equals(table.column("value").combine_chunks())
-    size = sum(len(batch.data) for batch in batches)
-    console.print(
-        f"{ROWS:,} records -> {len(batches)} batches, {size:,} bytes with zstd in {(encoded - started) * 1000:.0f} ms; "
-        f"back to an equal table in {(done - encoded) * 1000:.0f} ms, checksums included."
-    )
-
-
-def _show_transactions(console: Console) -> None:
-    """A partition's log with a committed and an aborted transaction in each other's way, as two readers see it."""
-    from semel.client.visibility import AbortedTransaction, Visibility
-
-    console.rule("2. Two transactions in one partition: one commits, one aborts")
-    log = b"".join(
-        [
-            _batch(0, producer_id=1, value=b"order 1: 10 EUR"),
-            _batch(1, producer_id=2, value=b"order 2: 99 EUR (its process crashed)"),
-            _batch(2, producer_id=1, value=b"order 3: 20 EUR"),
-            _marker(3, "abort", producer_id=2),
-            _marker(4, "commit", producer_id=1),
-        ]
-    )
-    visibility = Visibility([AbortedTransaction(producer_id=2, first_offset=1)])
-    shown = Table("offset", "in the log", "read_uncommitted", "read_committed (Semel's default)")
-    for header, batch in iter_batches(log):
-        if header.is_control:
-            kind = "abort" if header.producer_id == 2 else "commit"
-            visibility.admits(header, lambda kind=kind: kind)
-            shown.add_row(str(header.base_offset), f"marker: {kind} of producer {header.producer_id}", "", "")
-            continue
-        value = decode_batches([batch]).column("value")[0].as_py().decode()
-        visible = value if visibility.admits(header, lambda: None) else "[dim]hidden[/dim]"
-        shown.add_row(str(header.base_offset), f"producer {header.producer_id}", value, visible)
-    console.print(shown)
-
-
-def _batch(offset: int, *, producer_id: int, value: bytes) -> bytes:
-    (encoded,) = encode_table(pa.table({"value": [value]}), default_timestamp_ms=0)
-    data = bytearray(encoded.data)
-    stamp(data, producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True)
-    data[:8] = offset.to_bytes(8, "big")  # the leader sets it; it is outside of the checksum
-    return bytes(data)
-
-
-def _marker(offset: int, kind: str, *, producer_id: int) -> bytes:
-    outcome = "abort" if kind == "abort" else "commit"
-    return encode_control_batch(
-        outcome, producer_id=producer_id, producer_epoch=0, coordinator_epoch=0, timestamp_ms=0, base_offset=offset
-    )
-
-
-def _show_damage(console: Console) -> None:
-    console.rule("3. Damaged bytes never pass for records")
-    (batch,) = encode_table(pa.table({"value": [b"x" * 1_000]}), default_timestamp_ms=0)
-    flipped = bytearray(batch.data)
-    flipped[500] ^= 1
-    for what, data in (("one bit flipped", flipped), ("cut in the middle", bytearray(batch.data)[:500])):
-        try:
-            decode_batches([memoryview(data)])
-        except SemelError as error:
-            console.print(f"{what}: [red]{type(error).__name__}[/red] {error}")
-        else:
-            raise AssertionError(f"{what} went unnoticed")
-
-
-def _show_bad_network(console: Console, *, with_apache: bool) -> None:
-    """The same payments over connections that are cut at random frames, with plain retries and with Semel's."""
-    from semel.broker.process import Broker
-    from semel.client.producer import Producer
-    from semel.testing.apache_kafka import ApacheKafka
-
-    console.rule(f"4. {PAYMENTS:,} payments, the connection cut at one frame in {CUT_ONE_IN}")
-    name = "Apache Kafka" if with_apache else "the embedded broker"
-    with console.status(f"starting {name}"):
-        kafka = ApacheKafka() if with_apache else Broker()
-        kafka.start()
-
-    def naive(bootstrap: str, topic: str) -> None:
-        settings = {"enable.idempotence": False, "acks": 1, "batch.size": 1_000, "retry.backoff.ms": 1}
-        with Producer({"bootstrap.servers": bootstrap, **settings}) as producer:
-            for payment in range(PAYMENTS):
-                producer.send(topic, b"payment %d" % payment)
-                producer.flush()
-
-    def exactly_once(bootstrap: str, topic: str) -> None:
-        settings = {"transactional.id": topic, "batch.size": 1_000, "retry.backoff.ms": 1}
-        with Producer({"bootstrap.servers": bootstrap, **settings}) as producer:
-            for first in range(0, PAYMENTS, 20):
-                with producer.transaction():
-                    for payment in range(first, first + 20):
-                        producer.send(topic, b"payment %d" % payment)
-
-    shown = Table("producer", "sent", "cuts", "in the topic", "lost", "twice or more")
+    seed = random.randrange(1_000_000) if seed is None else seed
+    folder = Path(tempfile.mkdtemp(prefix="semel-demo-"))
+    console.print(f"[bold]semel demo --seconds {seconds:g} --seed {seed}[/bold]", highlight=False)
     try:
-        for name, write in (("plain retries", naive), ("Semel, transactions", exactly_once)):
-            with console.status(name):
-                shown.add_row(name, *map(str, _payments_through_cuts(kafka.bootstrap, write)))
+        with Live(console=console, refresh_per_second=4, transient=True) as live:
+            result = DemoRun(DemoSettings(folder, seconds, seed), lambda progress: live.update(_view(progress))).run()
+        report.write_text(render(result), encoding="utf-8")
+    except SemelError as error:
+        console.print(f"[red]Nothing was shown:[/red] {error}", highlight=False)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        console.print("Stopped; every process has ended.")
+        raise typer.Exit(130) from None
     finally:
-        kafka.close()
-    console.print(shown)
+        if keep:
+            console.print(f"Data, checkpoints and logs: {folder}", highlight=False, soft_wrap=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    _print(result, console)
+    console.print(f"Page: {report.absolute()}", highlight=False, soft_wrap=True)
+    raise typer.Exit(result.exit_code)
 
 
-def _payments_through_cuts(bootstrap: str, write: Callable[[str, str], None]) -> tuple[int, int, int, int, int]:
-    from semel.client.admin import Admin
-    from semel.client.fetcher import Fetcher
-    from semel.testing.proxy import Cut, KafkaProxy, Passage
-    from semel.wire import Api
+def what_is_missing() -> str | None:
+    """One line with the command that installs it, or None."""
+    if find_spec("pyspark") is None:
+        return SPARK_MISSING
+    from pyspark.version import __version__ as spark_version
 
-    topic = f"payments-{time.time_ns()}"
-    with Admin({"bootstrap.servers": bootstrap}) as admin:
-        admin.create_topics(topic, partitions=1)
-    cuts = 0
-    chance = random.Random(SEED)
+    if tuple(int(part) for part in re.findall(r"\d+", spark_version)[:2]) < _SPARK_MIN:
+        return SPARK_MISSING
+    home = os.environ.get("JAVA_HOME")  # Spark looks there first
+    java = str(Path(home) / "bin" / "java") if home else "java"
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    except OSError:
+        return JAVA_MISSING
+    version = re.search(r'version "(\d+)', said)
+    return JAVA_MISSING if version is None or int(version[1]) < _JAVA_MIN else None
 
-    def decide(passage: Passage) -> Cut | None:
-        nonlocal cuts
-        if passage.api_key == Api.API_VERSIONS or chance.randrange(CUT_ONE_IN):
-            return None
-        cuts += 1
-        return Cut.BEFORE
 
-    with KafkaProxy(bootstrap) as proxy:
-        proxy.decide = decide
-        write(proxy.bootstrap, topic)
-    with Fetcher({"bootstrap.servers": bootstrap}) as fetcher:
-        fetcher.assign({(topic, 0): 0})
-        found = Counter(
-            value for table in fetcher.read_until(fetcher.end_offsets()) for value in table.column("value").to_pylist()
+def _view(progress: Progress) -> Table:
+    from semel.demo.kills import VICTIMS
+    from semel.demo.pipelines import PIPELINES
+    from semel.demo.report import TITLES
+
+    view = Table.grid(padding=(0, 2))
+    view.add_row(f"{progress.elapsed_s:.0f} s", progress.stage)
+    view.add_row("orders sent", f"{progress.sent:,}")
+    for pipeline in PIPELINES:
+        repeated = progress.repeated[pipeline]
+        told = f"[red]{repeated:,} twice[/red]" if repeated else "[green]none twice[/green]"
+        view.add_row(TITLES[pipeline], f"{progress.done[pipeline]:,} orders done, {told}")
+    view.add_row("kill -9", ", ".join(f"{victim} {progress.kills[victim]}x" for victim in VICTIMS))
+    return view
+
+
+def _print(result: Result, console: Console) -> None:
+    from semel.demo.pipelines import PIPELINES
+    from semel.demo.report import ROWS, TITLES, conclusion
+
+    for one in result.kills:
+        back = "" if one.back_at is None else f", back after {one.back_at - one.at:.1f} s"
+        console.print(
+            f"{one.at:5.1f} s  kill -9 {one.victim:8}  {one.note}{back}", highlight=False, style="dim", soft_wrap=True
         )
-    lost = sum(b"payment %d" % payment not in found for payment in range(PAYMENTS))
-    return PAYMENTS, cuts, found.total(), lost, sum(count > 1 for count in found.values())
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for pipeline in PIPELINES:
+        table.add_column(TITLES[pipeline], justify="right")
+    for name, field in ROWS:
+        counts: list[int] = [getattr(result.tallies[pipeline], field) for pipeline in PIPELINES]
+        table.add_row(name, *(f"{count:,}" if field == "orders" else _coloured(count) for count in counts))
+    console.print(table)
+    colour = "green" if result.exit_code == 0 else "red"
+    console.print(f"\n[{colour}]{conclusion(result)}[/{colour}] It took {result.seconds:.0f} s.", highlight=False)
+
+
+def _coloured(number: int) -> str:
+    return f"[red]{number:,}[/red]" if number else f"[green]{number}[/green]"

@@ -13,6 +13,10 @@ def main() -> None:
 
         leave_out_hypothesis()
         sys.exit(run_broker(sys.argv[2:]))
+    if sys.argv[1:2] == ["demo"]:
+        from semel.broker.__main__ import leave_out_hypothesis
+
+        leave_out_hypothesis()  # it would put a folder of its own beside the demo's page
     from semel.cli.main import app
 
     app()

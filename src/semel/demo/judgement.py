@@ -1,0 +1,81 @@
+"""What a pipeline made of its orders: lost, repeated, wrong, torn. Values in, numbers out."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass
+
+from semel.demo.orders import INVOICES, PARCELS, REVENUE
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Of one pipeline, over its three topics."""
+
+    orders: int
+    """Sent by the shop."""
+    windows: int
+    """Of a category each, that were over in the end."""
+    lost: int
+    """Invoices, parcels and revenues that must be there and are not."""
+    repeated_documents: int
+    """Invoices and parcels beyond the first of each."""
+    repeated_revenues: int
+    wrong: int
+    """Records that nobody expects, such as a revenue with another sum."""
+    torn: int
+    """Orders that a reader saw half of (an invoice without a parcel, or the reverse) while the pipeline lay dead."""
+    cents: int
+    """What the invoices add up to, beyond what they should."""
+
+    @property
+    def repeated(self) -> int:
+        return self.repeated_documents + self.repeated_revenues
+
+    @property
+    def is_exactly_once(self) -> bool:
+        return not (self.lost or self.repeated or self.wrong or self.torn)
+
+
+def judge(
+    orders: int, expected: Mapping[str, Set[bytes]], found: Mapping[str, Counter[bytes]], torn: Collection[bytes]
+) -> Tally:
+    """Compare what must be in each topic with what is in it.
+
+    >>> expected = {"revenue": set(), "invoices": {b'{"cents":5}'}, "parcels": {b"p"}}
+    >>> found = {"revenue": Counter(), "invoices": Counter([b'{"cents":5}'] * 2), "parcels": Counter()}
+    >>> tally = judge(1, expected, found, [])
+    >>> (tally.lost, tally.repeated, tally.cents)
+    (1, 1, 5)
+    """
+    return Tally(
+        orders=orders,
+        windows=len(expected[REVENUE]),
+        lost=sum(len(values - found[topic].keys()) for topic, values in expected.items()),
+        repeated_documents=sum(_repeats(expected[topic], found[topic]) for topic in (INVOICES, PARCELS)),
+        repeated_revenues=_repeats(expected[REVENUE], found[REVENUE]),
+        wrong=sum(
+            count for topic, values in found.items() for value, count in values.items() if value not in expected[topic]
+        ),
+        torn=len(torn),
+        cents=_cents(found[INVOICES]) - _cents(Counter(expected[INVOICES])),
+    )
+
+
+def half_orders(invoices: Collection[bytes], parcels: Collection[bytes]) -> set[bytes]:
+    """The orders (their keys) that are in one topic and not in the other.
+
+    >>> sorted(half_orders([b"1", b"2"], [b"2", b"2", b"3"]))
+    [b'1', b'3']
+    """
+    return set(invoices) ^ set(parcels)
+
+
+def _repeats(expected: Set[bytes], found: Counter[bytes]) -> int:
+    return sum(count - 1 for value, count in found.items() if value in expected)
+
+
+def _cents(invoices: Counter[bytes]) -> int:
+    return sum(json.loads(value)["cents"] * count for value, count in invoices.items())

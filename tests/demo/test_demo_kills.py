@@ -1,0 +1,60 @@
+"""The plan of kills, and the processes that they reach."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from semel.demo.kills import VICTIMS, plan_kills
+from semel.demo.victims import Process, descendants, is_alive, kill_family, kill_rest, python_workers
+
+FAMILY = """
+import subprocess, sys, time
+depth = int(sys.argv[1])
+if depth:
+    subprocess.Popen([sys.executable, "-c", sys.argv[2], str(depth - 1), sys.argv[2]], start_new_session=True)
+else:
+    print("all here", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_seed_brings_its_kills_again_and_each_round_has_every_victim() -> None:
+    """And the first driver dies while the plain sink writes, without which there might be nothing to see."""
+    for seed in range(20):
+        plan = list(itertools.islice(plan_kills(seed), 9))
+        assert plan == list(itertools.islice(plan_kills(seed), 9))
+        for first in (0, 3, 6):
+            assert sorted(kill.victim for kill in plan[first : first + 3]) == sorted(VICTIMS)
+        drivers = [kill.moment for kill in plan if kill.victim == "driver"]
+        assert drivers == ["plain-writes", "transaction-open", "plain-writes"]
+    assert len({tuple(itertools.islice(plan_kills(seed), 9)) for seed in range(20)}) > 1
+
+
+def test_a_whole_family_is_killed_also_where_somebody_has_left_the_group(tmp_path: Path) -> None:
+    """As Spark's daemon does."""
+    command = [sys.executable, "-c", FAMILY, "2", FAMILY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"all here\n"
+        below = [one.number for one in descendants(process.pid)]
+        assert len(below) == 2
+        assert all(map(is_alive, below))
+        assert python_workers(process.pid) == []
+        assert kill_family(process.pid) == 3
+        assert not any(map(is_alive, below))
+        assert process.wait(10) == -9
+
+
+def test_who_outlives_the_head_of_a_family_is_killed_and_nobody_else() -> None:
+    """A number that belongs to another command by now is left alone."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        (seen,) = [one for one in descendants(os.getpid()) if one.number == process.pid]
+        assert kill_rest([Process(seen.number, seen.parent, "another command")]) == 0
+        assert process.poll() is None
+        assert kill_rest([seen]) == 1
+        assert process.wait(10) == -9
+        assert kill_rest([seen]) == 0

@@ -1,0 +1,84 @@
+"""The demo's page and the lines before it, made from a result that is written by hand."""
+
+from __future__ import annotations
+
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from demo_results import CLEAN, DIRTY, make_result
+
+from semel.cli.demo import JAVA_MISSING, SPARK_MISSING, what_is_missing
+from semel.demo.pipelines import PLAIN, SEMEL
+from semel.demo.report import conclusion, per_second, render, repeated_so_far, waiting
+from semel.demo.run import Result
+
+
+def test_the_page_shows_both_columns_the_kills_and_needs_nothing_from_elsewhere() -> None:
+    """Inline SVG, no script, no link; what a kill is called is escaped."""
+    page = render(make_result())
+    for row in ("orders sent", "lost", "repeated", "torn"):
+        assert f"<td>{row}</td>" in page
+    assert '<span class="bad">141</span>' in page
+    assert '<span class="bad">123.45 EUR</span>' in page
+    assert page.count('<span class="good">0</span>') >= 6
+    assert "&lt;something&gt;" in page
+    assert "<something>" not in page
+    charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(charts) == 3
+    for chart in charts:
+        ElementTree.fromstring(chart)
+    assert not re.search(r"<script|<link|src=|url\(|https?://(?!www\.w3\.org/2000/svg)", page)
+
+
+def test_the_lines_of_the_charts_are_what_the_reader_got() -> None:
+    """Throughput with repeats, steps where repeats came, and what waits is sent less done."""
+    result = make_result()
+    assert dict(per_second(result.samples[PLAIN], result.seconds))[10.0] == 337
+    assert sum(count for _, count in per_second(result.samples[SEMEL], result.seconds)) == 1000
+    assert repeated_so_far(result.samples[PLAIN], 20.0) == [(0, 0), (10.1, 0), (10.1, 137), (20.0, 137)]
+    assert repeated_so_far(result.samples[SEMEL], 20.0) == [(0, 0), (20.0, 0)]
+    lag = dict(waiting(result, SEMEL))
+    assert (lag[0.0], lag[3.0], lag[9.0], lag[20.0]) == (0, 0, 300, 0)
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "says"),
+    [
+        (make_result(), 0, "repeated 141 records"),
+        (make_result(semel=replace(CLEAN, repeated_revenues=1)), 1, "not all zeros"),
+        (make_result(semel=replace(CLEAN, torn=1)), 1, "not all zeros"),
+        (make_result(semel=replace(CLEAN, lost=1), plain=CLEAN), 1, "not all zeros"),
+        (make_result(plain=replace(DIRTY, repeated_documents=0, repeated_revenues=0)), 2, "nothing to compare"),
+    ],
+    ids=["shown", "repeated", "torn", "lost", "nothing"],
+)
+def test_the_exit_code_and_the_sentence_follow_from_the_table(result: Result, code: int, says: str) -> None:
+    """Anything but zeros in Semel's column is a failure."""
+    assert result.exit_code == code
+    assert says in conclusion(result)
+    assert says in render(result)
+
+
+@pytest.mark.parametrize("says", [None, """echo 'openjdk version "11.0.2" 2019-01-15' >&2"""], ids=["none", "too old"])
+def test_a_missing_java_is_told_with_the_command_that_installs_it(
+    says: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java 11 counts as missing."""
+    if says is not None:
+        (tmp_path / "java").write_text(f"#!/bin/sh\n{says}\n")
+        (tmp_path / "java").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert what_is_missing() == JAVA_MISSING
+    assert "apt-get install openjdk-17" in JAVA_MISSING
+
+
+def test_a_missing_pyspark_is_told_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Java is looked for."""
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    assert what_is_missing() == SPARK_MISSING
+    assert "pip install 'semel[spark]'" in SPARK_MISSING
