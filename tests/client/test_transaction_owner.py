@@ -206,3 +206,22 @@ def test_on_protocol_1_an_abort_looks_before_it_and_once_after_it(monkeypatch: p
     ]
     owner.abort()
     assert (owner.state, coordinator.owner, coordinator.init) == (State.READY, [], [])
+
+
+@pytest.mark.parametrize(
+    ("second", "state"),
+    [
+        (Fenced("forgotten", code=ErrorCode.invalid_producer_id_mapping, is_fatal=True), State.DEAD),
+        (ConnectionLost("gone"), State.DOOMED),
+    ],
+)
+def test_a_refused_write_does_not_leave_the_transaction_open_when_nobody_can_tell_why(
+    second: Exception, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 2 of 30 transactions: the id had expired, the question failed as well, and the producer could go on."""
+    coordinator = Coordinator(monkeypatch)
+    owner = open_transaction(1)
+    coordinator.owner.append(second)
+    with pytest.raises(type(second)), owner.doomed_by_failure():
+        raise Fenced("refused", code=ErrorCode.invalid_producer_id_mapping, is_fatal=True)
+    assert owner.state is state

@@ -89,7 +89,12 @@ class TransactionOwner:
             yield
         except Fenced as error:
             # An epoch that the coordinator took for its own abort looks the same as that of a newer owner.
-            if self.state is State.OPEN and self._was_ended_by_coordinator():
+            try:
+                was_ended = self.state is State.OPEN and self._was_ended_by_coordinator()
+            except SemelError as second:  # the id is forgotten, or nobody answers: open is what it must not stay
+                self._fail(second)
+                raise
+            if was_ended:
                 self._move(Event.FAIL)
                 raise self._ended(error) from error
             self._fail(error)
