@@ -6,7 +6,6 @@ import asyncio
 import struct
 import time
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +277,7 @@ def test_a_batch_that_unpacks_to_very_much_is_refused(on_host: OnHost) -> None:
     packed = zlib.compress(record * 8_000_000, wbits=31)
     empty = reference.encode_batch([reference.Record(0, 0, b"k", b"v")], compression="gzip")
     batch = bytearray(empty[:HEADER_BYTES] + packed)
-    header = replace(read_header(empty), batch_length=len(batch) - 12, record_count=8_000_000)
+    header = read_header(empty)._replace(batch_length=len(batch) - 12, record_count=8_000_000)
     write_header(batch, header)
 
     async def work(host: HostileHost, world: World) -> None:

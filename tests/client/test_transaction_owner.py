@@ -180,3 +180,48 @@ def test_offsets_that_are_refused_after_a_timeout_leave_a_producer_that_can_go_o
     with pytest.raises(Fenced if is_taken_over else TransactionAborted):
         owner.send_offsets({TopicPartition("in", 0): 5}, GroupMember("group"))
     assert owner.state is (State.DEAD if is_taken_over else State.DOOMED)
+
+
+def test_on_protocol_1_the_next_transaction_costs_one_look_at_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is left to wait for, who was seen once is not asked for again: the script has no second answer."""
+    coordinator = Coordinator(monkeypatch)
+    owner = open_transaction(1)
+    coordinator.end.append(MINE)
+    owner.commit(None)
+    coordinator.owner.append(Owner(MINE, "CompleteCommit"))
+    coordinator.init.append(MINE.following)
+    owner.begin()
+    assert (owner.state, coordinator.owner, coordinator.init) == (State.OPEN, [], [])
+
+
+def test_on_protocol_1_an_abort_looks_before_it_and_once_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look finds it open and ours, the abort is asked for, and the second look finds it done."""
+    coordinator = Coordinator(monkeypatch)
+    owner = open_transaction(1)
+    monkeypatch.setattr(Patience, "is_spent", False)
+    coordinator.owner += [Owner(MINE, "Ongoing"), Owner(MINE.following, "CompleteAbort")]
+    coordinator.init += [
+        KafkaError("under way", code=ErrorCode.concurrent_transactions),
+        MINE.following.following,
+    ]
+    owner.abort()
+    assert (owner.state, coordinator.owner, coordinator.init) == (State.READY, [], [])
+
+
+@pytest.mark.parametrize(
+    ("second", "state"),
+    [
+        (Fenced("forgotten", code=ErrorCode.invalid_producer_id_mapping, is_fatal=True), State.DEAD),
+        (ConnectionLost("gone"), State.DOOMED),
+    ],
+)
+def test_a_refused_write_does_not_leave_the_transaction_open_when_nobody_can_tell_why(
+    second: Exception, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 2 of 30 transactions: the id had expired, the question failed as well, and the producer could go on."""
+    coordinator = Coordinator(monkeypatch)
+    owner = open_transaction(1)
+    coordinator.owner.append(second)
+    with pytest.raises(type(second)), owner.doomed_by_failure():
+        raise Fenced("refused", code=ErrorCode.invalid_producer_id_mapping, is_fatal=True)
+    assert owner.state is state

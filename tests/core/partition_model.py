@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kio.schema.errors import ErrorCode
 
@@ -53,7 +53,7 @@ def make_marker(
 
 
 def at_offset(header: BatchHeader, base_offset: int) -> BatchHeader:
-    return replace(header, base_offset=base_offset)
+    return header._replace(base_offset=base_offset)
 
 
 @dataclass

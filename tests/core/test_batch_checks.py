@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -25,9 +24,9 @@ def outcome(call: Callable[[], object]) -> object:
 @pytest.mark.parametrize(
     "header",
     [
-        replace(make_header(), record_count=0, last_offset_delta=-1),
-        replace(make_header(), record_count=2),
-        replace(make_header(count=2), record_count=1),
+        make_header()._replace(record_count=0, last_offset_delta=-1),
+        make_header()._replace(record_count=2),
+        make_header(count=2)._replace(record_count=1),
         make_header(producer_id=7, producer_epoch=0, base_sequence=-1),
         make_header(transactional=True),
         make_header(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True, control=True),
@@ -44,7 +43,7 @@ def test_create_time_must_be_near_the_brokers_clock() -> None:
     """message.timestamp.before.max.ms and after.max.ms, both borders included."""
 
     def stamp(base: int, largest: int) -> object:
-        header = replace(make_header(count=2), base_timestamp=base, max_timestamp=largest)
+        header = make_header(count=2)._replace(base_timestamp=base, max_timestamp=largest)
         return outcome(
             lambda: decide_timestamp(
                 header, now_ms=1000, timestamp_type="CreateTime", before_max_ms=100, after_max_ms=10
@@ -61,7 +60,7 @@ def test_log_append_time_is_the_brokers_alone() -> None:
     """The broker stamps the batch whatever the producer wrote, and refuses one that claims to be stamped."""
 
     def stamp(attributes: int) -> object:
-        header = replace(make_header(timestamp_ms=1), attributes=attributes)
+        header = make_header(timestamp_ms=1)._replace(attributes=attributes)
         return outcome(
             lambda: decide_timestamp(
                 header, now_ms=1000, timestamp_type="LogAppendTime", before_max_ms=0, after_max_ms=0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, note, settings
@@ -311,18 +311,17 @@ def test_only_the_part_below_the_end_is_cleaned() -> None:
 
 def test_new_headers_are_written_and_read_back() -> None:
     """An emptied batch is a valid batch of 61 bytes that keeps producer and offsets."""
-    header = replace(
-        make_header(producer_id=7, producer_epoch=2, base_sequence=5, count=3, base_offset=9, transactional=True),
-        attributes=0x10 | 0x04 | 0x40,
-    )
+    header = make_header(
+        producer_id=7, producer_epoch=2, base_sequence=5, count=3, base_offset=9, transactional=True
+    )._replace(attributes=0x10 | 0x04 | 0x40)
     empty = emptied_header(header)
     data = bytearray(empty.total_bytes)
     write_header(data, empty)
     read = read_header(data)
     assert (read.base_offset, read.last_offset, read.last_sequence, read.record_count) == (9, 11, 7, 0)
     assert (read.compression, read.is_transactional, read.has_delete_horizon) == ("none", True, False)
-    plain = replace(header, attributes=0x10)
-    assert rewritten_header(plain, BatchPlan("rewrite", (9, 11))) == replace(plain, record_count=2)
+    plain = header._replace(attributes=0x10)
+    assert rewritten_header(plain, BatchPlan("rewrite", (9, 11))) == plain._replace(record_count=2)
 
 
 Operation = tuple[str, list[str], int]

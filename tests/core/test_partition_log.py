@@ -120,7 +120,7 @@ class Pair:
     def store(self, header: BatchHeader) -> None:
         assert self.log.replay_append(header) is None
         self.model.stored.append((header, None))
-        self.sent.append(replace(header, base_offset=0))
+        self.sent.append(header._replace(base_offset=0))
         self.epoch[header.producer_id] = header.producer_epoch
         self.next_sequence[header.producer_id] = (header.base_sequence + header.record_count) % 2**31
 

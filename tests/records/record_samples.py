@@ -54,13 +54,15 @@ def decode_by_arrow(batch: bytes) -> list[Record]:
 
 
 def use_path(monkeypatch: Any, path: str) -> None:
-    """Send small batches down a path of the Arrow codec that is otherwise kept for large ones."""
+    """Send small batches down a path of the Arrow codec that is otherwise kept for more or larger ones."""
+    if path != "arrow-few":
+        monkeypatch.setattr(arrow_decode, "FEW_RECORDS", 0)
     if path == "arrow-large":
         monkeypatch.setattr(arrow_decode, "_SMALL_RECORDS", 0)
         monkeypatch.setattr(chain, "_SWEEP_WORTHWHILE", 1)
 
 
-DECODER_PATHS = ("reference", "arrow-grouped", "arrow-large")
+DECODER_PATHS = ("reference", "arrow-few", "arrow-grouped", "arrow-large")
 
 
 def decoder_for(monkeypatch: Any, path: str) -> Decoder:

@@ -47,7 +47,10 @@ class CredentialStore:
             name: _salted("SCRAM-SHA-256", name, password, make_salt) for name, password in (plain or {}).items()
         }
         # Compared with where there is no such user, so that the time taken does not tell which names exist.
-        self._nobody = _salted("SCRAM-SHA-256", "nobody", make_salt(SALT_BYTES).hex(), make_salt)
+        # Without any user there is none to hide, and a broker for a test starts the sooner.
+        self._nobody = (
+            _salted("SCRAM-SHA-256", "nobody", make_salt(SALT_BYTES).hex(), make_salt) if self._plain else None
+        )
         self._settings = {
             (name, mechanism): _salted(mechanism, name, password, make_salt)
             for name, password in (scram or {}).items()
@@ -61,8 +64,8 @@ class CredentialStore:
 
     def is_plain_login(self, username: str, password: str) -> bool:
         known = self._plain.get(username)
-        is_password = (known or self._nobody).is_password(password)
-        return is_password and known is not None
+        compared = known or self._nobody
+        return compared is not None and compared.is_password(password) and known is not None
 
     def scram(self, username: str, mechanism: str) -> ScramCredential | None:
         key = (username, mechanism)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +19,8 @@ from semel.client.cluster import Answered, Cluster
 from semel.client.config import ProducerConfig
 from semel.client.ownership import EXHAUSTED_EPOCH, NOBODY, ProducerIdentity
 from semel.client.partitions import TopicPartition
-from semel.client.routing import RowBuffer, encode_for_partitions
+from semel.client.routing import encode_for_partitions
+from semel.client.rows import Row, RowBuffer, are_few, encode_few_rows, to_table
 from semel.client.sender import Sender, Stored
 from semel.client.settings import parse_config
 from semel.client.shared import SharedTransaction
@@ -27,7 +28,7 @@ from semel.client.transaction_owner import Outcome, TransactionOwner
 from semel.client.transaction_state import State
 from semel.client.transactions import GroupMember
 from semel.errors import ConfigError, SemelError
-from semel.records import StickyPartitioner
+from semel.records import EncodedBatch, StickyPartitioner
 from semel.wire import Api
 
 __all__ = ["Outcome", "Producer"]
@@ -177,33 +178,51 @@ class Producer:
 
     def _send_rows(self) -> None:
         first_failure: SemelError | None = None
-        for topic, table in self._rows.take_tables():
+        for topic, rows in self._rows.take().items():
             try:
-                self._send_table(topic, table, None)
+                self._send_rows_of(topic, rows)
             except SemelError as error:  # the records of other topics are not dropped for it
                 first_failure = first_failure or error
         if first_failure is not None:
             raise first_failure
 
+    def _send_rows_of(self, topic: str, rows: Sequence[Row]) -> None:
+        if not are_few(rows):
+            self._send_table(topic, to_table(topic, rows), None)
+            return
+        with self._dooming():
+            self._enqueue(
+                encode_few_rows(
+                    topic, rows, partition_count=self._partition_count, sticky=self._sticky, config=self.config
+                )
+            )
+
     def _send_table(self, topic: str | None, table: pa.Table, partition: int | None) -> None:
         with self._dooming():
-            encoded = encode_for_partitions(
-                topic,
-                table,
-                partition,
-                partition_count=lambda name: len(self.cluster.leaders(name)),
-                sticky=self._sticky,
-                config=self.config,
-                now_ms=int(time.time() * 1000),
+            self._enqueue(
+                encode_for_partitions(
+                    topic,
+                    table,
+                    partition,
+                    partition_count=self._partition_count,
+                    sticky=self._sticky,
+                    config=self.config,
+                    now_ms=int(time.time() * 1000),
+                )
             )
-            for name, index, batch in encoded:
-                if self._owner is not None:
-                    self._owner.note_sending()
-                self._sender.enqueue(name, index, batch)
-                self._unsent_bytes += len(batch.data)
-                # Many small batches for many partitions go in few requests; large ones leave while the rest is encoded.
-                if self._unsent_bytes >= self.config.request_bytes_max:
-                    self._push()
+
+    def _partition_count(self, topic: str) -> int:
+        return len(self.cluster.leaders(topic))
+
+    def _enqueue(self, encoded: Iterable[tuple[str, int, EncodedBatch]]) -> None:
+        for name, index, batch in encoded:
+            if self._owner is not None:
+                self._owner.note_sending()
+            self._sender.enqueue(name, index, batch)
+            self._unsent_bytes += len(batch.data)
+            # Many small batches for many partitions go in few requests; large ones leave while the rest is encoded.
+            if self._unsent_bytes >= self.config.request_bytes_max:
+                self._push()
 
     def _push(self) -> None:
         self._unsent_bytes = 0

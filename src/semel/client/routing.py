@@ -1,10 +1,9 @@
-"""From rows and tables to encoded batches, each for one partition. No IO."""
+"""From tables to encoded batches, each for one partition. No IO."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,62 +13,6 @@ import pyarrow.compute as pc
 from semel.client.config import ProducerConfig
 from semel.errors import ConfigError, RecordTooLarge
 from semel.records import EncodedBatch, StickyPartitioner, encode_table, split_by_partition
-
-_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-_ROW_SCHEMA = pa.schema(
-    [
-        ("value", pa.binary()),
-        ("key", pa.binary()),
-        ("headers", _HEADERS),
-        ("partition", pa.int32()),
-        ("timestamp", pa.timestamp("ms", "UTC")),
-    ]
-)
-_ROW_OVERHEAD_BYTES = 16
-
-
-@dataclass(slots=True)
-class RowBuffer:
-    """Single records, gathered by topic until they are worth a table."""
-
-    _columns: dict[str, dict[str, list[Any]]] = field(default_factory=dict[str, dict[str, list[Any]]])
-    _bytes: dict[str, int] = field(default_factory=dict[str, int])
-
-    def add(
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        headers: Collection[tuple[str, bytes | None]],
-        partition: int | None,
-        timestamp_ms: int,
-    ) -> int:
-        """Take one record; returns how many bytes wait for its topic."""
-        columns = self._columns.get(topic)
-        if columns is None:
-            columns = self._columns[topic] = {name: [] for name in _ROW_SCHEMA.names}
-            self._bytes[topic] = 0
-        columns["value"].append(value)
-        columns["key"].append(key)
-        columns["headers"].append([{"key": name, "value": content} for name, content in headers])
-        columns["partition"].append(partition)
-        columns["timestamp"].append(timestamp_ms)
-        self._bytes[topic] += len(value or b"") + len(key or b"") + _ROW_OVERHEAD_BYTES
-        return self._bytes[topic]
-
-    def take_tables(self) -> Iterator[tuple[str, pa.Table]]:
-        """Everything gathered, a table a topic; the buffer is empty afterwards."""
-        taken, self._columns, self._bytes = self._columns, {}, {}
-        for topic, columns in taken.items():
-            try:
-                arrays = [pa.array(columns[field.name], field.type) for field in _ROW_SCHEMA]
-            except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
-                raise ConfigError(f"A record for topic {topic!r} has a field of the wrong type: {error}.") from error
-            yield topic, pa.table(arrays, schema=_ROW_SCHEMA)
-
-    def clear(self) -> None:
-        self._columns.clear()
-        self._bytes.clear()
 
 
 def encode_for_partitions(
@@ -147,7 +90,11 @@ def _partitions(
         return sticky.assign(table, count)
     wrong = chosen[(chosen < 0) | (chosen >= count)]
     if len(wrong):
-        raise ConfigError(
-            f"Partition {int(wrong[0])} was asked for and topic {topic!r} has {count}; nothing of this table was sent."
-        )
+        raise wrong_partition(topic, int(wrong[0]), count)
     return chosen
+
+
+def wrong_partition(topic: str, partition: int, count: int) -> ConfigError:
+    return ConfigError(
+        f"Partition {partition} was asked for and topic {topic!r} has {count}; nothing of this table was sent."
+    )

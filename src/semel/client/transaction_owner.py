@@ -89,7 +89,12 @@ class TransactionOwner:
             yield
         except Fenced as error:
             # An epoch that the coordinator took for its own abort looks the same as that of a newer owner.
-            if self.state is State.OPEN and self._was_ended_by_coordinator():
+            try:
+                was_ended = self.state is State.OPEN and self._was_ended_by_coordinator()
+            except SemelError as second:  # the id is forgotten, or nobody answers: open is what it must not stay
+                self._fail(second)
+                raise
+            if was_ended:
                 self._move(Event.FAIL)
                 raise self._ended(error) from error
             self._fail(error)
@@ -274,8 +279,8 @@ class TransactionOwner:
         # On protocol 1 EndTxn leaves the epoch as it is, and a write that is still under way could slip into the next
         # transaction. InitProducerId aborts with markers of a higher epoch, which every leader then insists on. Only
         # where the owner cannot be asked for (before Kafka 3.0) is EndTxn the safer of the two, as it checks the epoch.
-        if self._calls.protocol == 1 and self._calls.owner() is not None:
-            self._renew_epoch()
+        if self._calls.protocol == 1 and (owner := self._calls.owner()) is not None:
+            self._renew_epoch(owner)
             return
         try:
             self._next_transaction(self._calls.end(self._mine, commit=False))
@@ -291,7 +296,7 @@ class TransactionOwner:
         if self.state is not State.UNKNOWN:
             raise InvalidState(f"There is nothing to resolve: this producer is {self.state.value}.")
         try:
-            owner = self._wait_until_decided()
+            owner = self._wait_until_decided(self._calls.owner())
         except Fenced as error:  # the id is forgotten: nothing is open, and the markers are where they were
             outcome = self._look_up_marker(self._in_doubt) or self._look_up_offsets()
             self._die(error)
@@ -349,12 +354,15 @@ class TransactionOwner:
 
     # -- epochs ----------------------------------------------------------------------------------------------------
 
-    def _renew_epoch(self) -> None:
-        """End what is open and raise the epoch; `Fenced` if another producer took over or the id is forgotten."""
+    def _renew_epoch(self, owner: Owner | None = None) -> None:
+        """End what is open and raise the epoch; `Fenced` if another producer took over or the id is forgotten.
+
+        `owner` is who was seen last, if anybody has looked.
+        """
         try:
-            owner = self._calls.owner()
+            owner = owner or self._calls.owner()
             is_open = owner is not None and owner.is_open and owner.identity == self._mine
-            owner = self._wait_until_decided()
+            owner = self._wait_until_decided(owner)
         except Fenced as error:
             # To take the id anew could fence a producer that has come since: that is for a new one to decide.
             self._die(error)
@@ -362,13 +370,13 @@ class TransactionOwner:
         self._claim(owner, next_epoch_is_free=is_open or self._surely_open)
         self._check_alive()
 
-    def _wait_until_decided(self) -> Owner | None:
-        """Abort the transaction if it is ours and open; wait for its markers; returns who owns the id then."""
+    def _wait_until_decided(self, owner: Owner | None) -> Owner | None:
+        """Abort the transaction if it is ours and open; wait for its markers; returns who owns the id then.
+
+        `owner` was seen just now, and is not asked for once more where nothing is left to wait for.
+        """
         patience = self._cluster.patience()
-        while True:
-            owner = self._calls.owner()
-            if owner is None or not (owner.is_undecided or (owner.is_open and owner.identity == self._mine)):
-                return owner
+        while owner is not None and (owner.is_undecided or (owner.is_open and owner.identity == self._mine)):
             if patience.is_spent:
                 raise RequestTimedOut(
                     f"The coordinator has not ended the transaction of {self._calls.transactional_id!r} in time; what "
@@ -377,6 +385,8 @@ class TransactionOwner:
             if owner.is_open:
                 self._abort_open()
             patience.pause(verdict(ErrorCode.concurrent_transactions, Api.END_TXN))
+            owner = self._calls.owner()
+        return owner
 
     def _abort_open(self) -> None:
         try:

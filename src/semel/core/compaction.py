@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
@@ -195,9 +195,8 @@ def rewritten_header(header: BatchHeader, plan: BatchPlan) -> BatchHeader:
     base_timestamp becomes the delete horizon (KIP-534): readers add the deltas to it, so those must count from it too.
     """
     if plan.delete_horizon_ms is None:
-        return replace(header, record_count=len(plan.kept_offsets))
-    return replace(
-        header,
+        return header._replace(record_count=len(plan.kept_offsets))
+    return header._replace(
         attributes=header.attributes | DELETE_HORIZON_BIT,
         base_timestamp=plan.delete_horizon_ms,
         record_count=len(plan.kept_offsets),
@@ -206,8 +205,7 @@ def rewritten_header(header: BatchHeader, plan: BatchPlan) -> BatchHeader:
 
 def emptied_header(header: BatchHeader) -> BatchHeader:
     """The header of a batch that keeps only its producer's id, epoch and sequences, as Kafka writes it."""
-    return replace(
-        header,
+    return header._replace(
         batch_length=HEADER_BYTES - LENGTH_FIELD_END,
         attributes=header.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON_BIT),
         base_timestamp=NO_TIMESTAMP,

@@ -20,6 +20,7 @@ import pyarrow as pa
 from semel.errors import CorruptRecords
 from semel.records.chain import Chain, check_chain, find_chain, walk
 from semel.records.compression import DECOMPRESSED_BYTES_MAX
+from semel.records.decode_few import FEW_RECORDS, decode_few
 from semel.records.decode_ragged import headers_array, read_fields
 from semel.records.decode_runs import Runs, read_runs
 from semel.records.decode_uniform import Uniform, read_uniform
@@ -149,6 +150,9 @@ def _decode_group(group: list[Body]) -> pa.RecordBatch:
     group = [(header, body) for header, body in group if header.record_count or len(body)]
     if not group:
         return pa.RecordBatch.from_pylist([], RECORD_SCHEMA)
+    count = sum(header.record_count for header, _ in group)
+    if 0 < count <= FEW_RECORDS and (few := decode_few(group, _no_headers(count))) is not None:
+        return few
     raw = b"".join(body for _, body in group)
     starts: list[int] = []
     position = 0

@@ -16,6 +16,7 @@ from semel.records.compression import check_compression, compress
 from semel.records.encode_plan import Strings, Window
 from semel.records.encode_ragged import write_ragged
 from semel.records.encode_runs import SLACK_BYTES, Run, find_runs, plan_uniform, write_runs
+from semel.records.few import too_large
 from semel.records.layout import (
     HEADER_BYTES,
     LENGTH_FIELD_END,
@@ -158,12 +159,7 @@ class _Encoder:
         return _Body(len(timestamps), timestamps[0], max(timestamps), memoryview(records), None)
 
     def _too_large(self, row: int, size: int) -> RecordTooLarge:
-        limit = self.records_bytes_max + HEADER_BYTES
-        return RecordTooLarge(
-            f"Row {row} takes {size + HEADER_BYTES} bytes in a batch of its own, more than the limit of {limit}; no "
-            "row was encoded. Raise max.request.size here and max.message.bytes of the topic (message.max.bytes of the "
-            "broker), or make the record smaller."
-        )
+        return too_large(row, size + HEADER_BYTES, self.records_bytes_max + HEADER_BYTES)
 
 
 def _with_margin(rows: int) -> int:

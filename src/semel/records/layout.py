@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
@@ -39,9 +38,8 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 _CRC = struct.Struct(">I")
 
 
-@dataclass(frozen=True, slots=True)
-class BatchHeader:
-    """The fields of a batch header, as they stand on the wire."""
+class BatchHeader(NamedTuple):
+    """The fields of a batch header, as they stand on the wire. A tuple, as one is made for each batch that is met."""
 
     base_offset: int
     batch_length: int
@@ -127,12 +125,13 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """
     view = as_bytes_view(buffer)
     remaining = len(view) - position
-    if remaining <= MAGIC_POSITION:
-        raise CorruptRecords(f"A batch header has {HEADER_BYTES} bytes and only {max(remaining, 0)} are there.")
-    check_magic(view[position + MAGIC_POSITION])
     if remaining < HEADER_BYTES:
-        raise CorruptRecords(f"A batch header has {HEADER_BYTES} bytes and only {remaining} are there.")
-    header = BatchHeader(*_HEADER.unpack_from(view, position))
+        if remaining > MAGIC_POSITION:
+            check_magic(view[position + MAGIC_POSITION])
+        raise CorruptRecords(f"A batch header has {HEADER_BYTES} bytes and only {max(remaining, 0)} are there.")
+    header = BatchHeader._make(_HEADER.unpack_from(view, position))
+    if header.magic != MAGIC:
+        check_magic(view[position + MAGIC_POSITION])
     if header.batch_length < HEADER_BYTES - LENGTH_FIELD_END:
         raise CorruptRecords(
             f"The batch at offset {header.base_offset} claims a length of {header.batch_length} bytes, less than its "
@@ -166,8 +165,8 @@ def iter_batches(buffer: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
     view = as_bytes_view(buffer)
     position = 0
     while len(view) - position > MAGIC_POSITION:
-        check_magic(view[position + MAGIC_POSITION])
         if len(view) - position < HEADER_BYTES:
+            check_magic(view[position + MAGIC_POSITION])
             return
         header = read_header(view, position)
         end = position + header.total_bytes

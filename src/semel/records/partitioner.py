@@ -107,6 +107,19 @@ def _mix_words(mixed: int, words: npt.NDArray[np.uint32], start: int, count: int
     return mixed
 
 
+def _murmur2_of(key: bytes) -> int:
+    mixed = len(key) ^ _SEED
+    whole = len(key) & ~3
+    for start in range(0, whole, 4):
+        word = int.from_bytes(key[start : start + 4], "little") * _MULTIPLIER & 0xFFFFFFFF
+        word = (word ^ word >> 24) * _MULTIPLIER & 0xFFFFFFFF
+        mixed = mixed * _MULTIPLIER & 0xFFFFFFFF ^ word
+    if whole < len(key):
+        mixed = (mixed ^ int.from_bytes(key[whole:], "little")) * _MULTIPLIER & 0xFFFFFFFF
+    mixed = (mixed ^ mixed >> 13) * _MULTIPLIER & 0xFFFFFFFF
+    return mixed ^ mixed >> 15
+
+
 class StickyPartitioner:
     """Partitions for whole tables by the Java client's default rule (KIP-794).
 
@@ -139,6 +152,15 @@ class StickyPartitioner:
         if keyless.any():
             partitions[keyless] = self._assign_sticky(_row_bytes(table)[keyless], partition_count)
         return partitions
+
+    def choose(self, key: bytes | None, value: bytes | None, partition_count: int) -> int:
+        """The same for one record: where `assign` would have put it."""
+        if key is not None:
+            return (_murmur2_of(key) & 0x7FFFFFFF) % partition_count
+        if self._bytes_sent >= self._batch_bytes or not 0 <= self._partition < partition_count:
+            self._move(partition_count)
+        self._bytes_sent += _RECORD_OVERHEAD_BYTES + len(value or b"")
+        return self._partition
 
     def _assign_sticky(self, row_bytes: npt.NDArray[np.int64], partition_count: int) -> npt.NDArray[np.int32]:
         partitions = np.empty(len(row_bytes), np.int32)

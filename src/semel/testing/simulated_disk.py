@@ -102,6 +102,8 @@ class SimulatedDisk:
         self.is_dead = False
         self._chance = random.Random(seed)
         self._names: _Names = {"": None}
+        self._listed: dict[str, _Names] = {}
+        """What is in each directory, as `_names` has it: it is asked for often, and made at the first time."""
         self._durable_names: _Names = {"": None}
         self._unsynced_names: list[_Change] = []
         self._handles: dict[int, _File] = {}
@@ -204,7 +206,7 @@ class SimulatedDisk:
 
     def read(self, handle: int, count: int, position: int) -> bytes:
         self._check_alive()
-        return bytes(self._handles[handle].content[position : position + count])
+        return bytes(memoryview(self._handles[handle].content)[position : position + count])
 
     def write(self, handle: int, buffers: Sequence[Buffer], position: int) -> int:
         data = b"".join(buffers)
@@ -275,13 +277,11 @@ class SimulatedDisk:
     def list(self, path: str) -> list[tuple[str, bool]]:
         self._check_alive()
         self._need_directory(path)
-        prefix = f"{path}/" if path else ""
-        begin = len(prefix)
-        return [
-            (name[begin:], file is None)
-            for name, file in self._names.items()
-            if name.startswith(prefix) and name and "/" not in name[begin:]
-        ]
+        inside = self._listed.get(path)
+        if inside is None:
+            inside = self._listed[path] = {n: f for n, f in self._names.items() if n and _parent(n) == path}
+        begin = len(path) + 1 if path else 0
+        return [(name[begin:], file is None) for name, file in inside.items()]
 
     def size(self, path: str) -> int:
         self._check_alive()
@@ -303,6 +303,13 @@ class SimulatedDisk:
 
     def _rename_entries(self, directory: str, added: _Names, removed: list[str]) -> None:
         _change_names(self._names, added, removed)
+        for path in removed:
+            self._listed.pop(path, None)
+            if (inside := self._listed.get(_parent(path))) is not None:
+                inside.pop(path, None)
+        for path, file in added.items():
+            if (inside := self._listed.get(_parent(path))) is not None:
+                inside[path] = file
         self._unsynced_names.append((directory, added, removed))
 
 

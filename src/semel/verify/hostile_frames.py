@@ -11,11 +11,9 @@ from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from kio.index import load_request_schema
-
 from semel.records import reference
 from semel.wire.api import Api
-from semel.wire.messages import encode_request
+from semel.wire.messages import encode_request, request_schema
 from semel.wire.server import SERVER_VERSIONS
 from semel.wire.shape import nested_entity
 
@@ -65,7 +63,7 @@ class FrameMaker:
         return b"".join(encode_request(self._request(api, version), correlation_id, CLIENT_ID))
 
     def _request(self, api: Api, version: int) -> Any:
-        request = self._entity(load_request_schema(api, version))
+        request = self._entity(request_schema(api, version))
         chance = self._chance
         if api is Api.FETCH:
             # A session is mostly begun or done without; most fetches are answered at once.

@@ -16,14 +16,13 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, Protocol
 
-from kio.index import load_request_schema
 from kio.static.protocol import ResponsePayload
 
 from semel.broker.connection import Connection
 from semel.broker.listeners import ListenerSettings
 from semel.broker.state import Broker
 from semel.wire.api import Api
-from semel.wire.messages import decode_response, encode_request, read_correlation_id, response_type_for
+from semel.wire.messages import decode_response, encode_request, read_correlation_id, request_schema, response_type_for
 from semel.wire.shape import nested_entity
 
 LISTENER = ListenerSettings()
@@ -307,7 +306,7 @@ class Network:
 
 def make_request(api: Api, version: int, fields: Mapping[str, Any]) -> Any:
     """A request from plain values; fields that the version does not have are left out."""
-    return _make(load_request_schema(api, version), fields)
+    return _make(request_schema(api, version), fields)
 
 
 def _make(entity: Any, values: Mapping[str, Any]) -> Any:

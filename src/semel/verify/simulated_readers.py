@@ -7,12 +7,11 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from semel.records import read_control_batch
 from semel.records.layout import iter_batches
 from semel.verify.simulated_clients import Client, Surroundings
 from semel.verify.simulated_network import Lost
 from semel.verify.simulation_ledger import TopicPartition, Violation
-from semel.verify.simulation_views import records_of
+from semel.verify.simulation_views import marker_of, records_of
 from semel.wire.api import Api
 
 _NO_SESSION = 0
@@ -27,7 +26,7 @@ def visible_records(partition: Any, position: int, *, is_committed: bool) -> tup
         while aborted and aborted[0][0] <= header.last_offset:
             active.add(aborted.pop(0)[1])
         if header.is_control:
-            marker = read_control_batch(batch)
+            marker = marker_of(batch)
             if marker is not None and marker.kind == "abort":
                 active.discard(marker.producer_id)
         elif not (is_committed and header.is_transactional and header.producer_id in active):

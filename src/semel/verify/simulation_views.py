@@ -38,6 +38,11 @@ def _decoded(batch: bytes) -> tuple[Record, ...]:
     return tuple(decode_batch(batch)[1])
 
 
+def marker_of(batch: memoryview) -> ControlMarker | None:
+    """The marker in a control batch, likewise."""
+    return _marker(bytes(batch))
+
+
 @lru_cache(maxsize=10_000)
 def _marker(batch: bytes) -> ControlMarker | None:
     return read_control_batch(batch)
@@ -98,7 +103,7 @@ class LogView:
 
     def _take(self, header: BatchHeader, batch: memoryview) -> None:
         if header.is_control:
-            marker = _marker(bytes(batch))
+            marker = marker_of(batch)
             if marker is not None:
                 self._first_offsets.pop(marker.producer_id, None)
                 decided = self.decisions.get(marker.producer_id, [])

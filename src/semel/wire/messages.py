@@ -30,7 +30,7 @@ Plain = Any
 """A plain value for `build`: number, string, bytes, None, a sequence of these, or a mapping for a nested entity."""
 
 
-_request_schema: Final = cache(load_request_schema)  # kio looks its module up anew each time
+request_schema: Final = cache(load_request_schema)  # kio looks its module up anew each time
 
 
 def build(api: Api, version: int, /, **fields: Plain) -> RequestPayload:
@@ -39,8 +39,8 @@ def build(api: Api, version: int, /, **fields: Plain) -> RequestPayload:
     >>> build(Api.END_TXN, 3, transactional_id="t", producer_id=1, producer_epoch=0, committed=True).committed
     True
     """
-    newest = _request_schema(api, CLIENT_VERSIONS[api].highest)
-    schema = _request_schema(api, version)
+    newest = request_schema(api, CLIENT_VERSIONS[api].highest)
+    schema = request_schema(api, version)
     # A field may also have gone: newer versions of Metadata no longer ask for the cluster's authorized operations.
     gone = _fields_of_any_version(api) - _plan(schema).keys()
     return cast(RequestPayload, _make(schema, newest, {name: fields[name] for name in fields if name not in gone}))
@@ -50,7 +50,7 @@ def build(api: Api, version: int, /, **fields: Plain) -> RequestPayload:
 def _fields_of_any_version(api: Api) -> frozenset[str]:
     spoken = CLIENT_VERSIONS[api]
     versions = range(spoken.lowest, spoken.highest + 1)
-    return frozenset(name for version in versions for name in _plan(load_request_schema(api, version)))
+    return frozenset(name for version in versions for name in _plan(request_schema(api, version)))
 
 
 def _make(entity: type[Entity], newest: type[Entity] | None, values: Mapping[str, Plain]) -> Entity:

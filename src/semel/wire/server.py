@@ -9,14 +9,13 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, Final, cast
 
-from kio.index import load_request_schema
 from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 from kio.static.protocol import Entity, RequestPayload, ResponsePayload
 
 from semel.errors import WireError
 from semel.wire.api import Api, VersionRange
-from semel.wire.messages import Plain, response_type_for
+from semel.wire.messages import Plain, request_schema, response_type_for
 from semel.wire.shape import REQUEST_ENTRIES_MAX, check_shape, nested_entity
 from semel.wire.writing import write_frame
 
@@ -85,12 +84,9 @@ def read_request_head(frame: bytes | bytearray) -> tuple[int, int, int]:
     return cast(tuple[int, int, int], _HEAD.unpack_from(frame))
 
 
-_request_schema: Final = cache(load_request_schema)  # kio looks its module up anew each time, half the cost of reading
-
-
 def decode_request(frame: bytes, api: Api, version: int) -> tuple[str | None, Any]:
     """The client id and the request in a frame (without its size) whose head was read before."""
-    schema = _request_schema(api, version)
+    schema = request_schema(api, version)
     try:
         checked = check_shape(frame, schema.__header_schema__, schema, entries_max=REQUEST_ENTRIES_MAX)
         header, header_bytes = entity_reader(schema.__header_schema__)(checked, 0)
@@ -108,7 +104,7 @@ def respond(request: RequestPayload, /, **fields: Plain) -> ResponsePayload:
     that is not given raises TypeError; only the throttle time, which is never used here, has a default.
 
     >>> from kio.schema.errors import ErrorCode
-    >>> request = load_request_schema(Api.END_TXN, 5)(
+    >>> request = request_schema(Api.END_TXN, 5)(
     ...     transactional_id="t", producer_id=1, producer_epoch=0, committed=True
     ... )
     >>> respond(request, error_code=ErrorCode.none, producer_id=1, producer_epoch=1).producer_epoch

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from semel.errors import CorruptRecords, SemelError
 
@@ -62,10 +61,25 @@ def storage_error(what: str, error: OSError) -> StorageError:
     return StorageError(f"{what}: {reason}. {advice}", errno=error.errno)
 
 
-@contextmanager
-def told_as(what: str) -> Iterator[None]:
-    """Turn an OSError of the disk into a StorageError that begins with `what`."""
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(what, error) from error
+class told_as:
+    """Turn an OSError of the disk into a StorageError that begins with `what`. A class, as it is entered for each read.
+
+    >>> with told_as("Nothing was read"):  # doctest: +ELLIPSIS
+    ...     raise OSError(errno.ENOSPC, "No space left")
+    Traceback (most recent call last):
+    semel.broker.storage.failures.StorageError: Nothing was read: No space left. The disk is full: free space or...
+    """
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError):
+            raise storage_error(self._what, error) from error

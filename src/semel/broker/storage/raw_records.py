@@ -6,7 +6,7 @@ The readable codec would do, but it turns header keys into text, and bytes that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from semel.core.compaction import BatchFacts, BatchPlan, RecordFacts, emptied_header, rewritten_header
 from semel.errors import CorruptRecords
@@ -109,12 +109,12 @@ def _rewrite(old: BatchHeader, new: BatchHeader, records: Sequence[RawRecord]) -
         write_varint(body, len(fields))
         body += fields
     if not old.timestamp_type:
-        new = replace(new, max_timestamp=max(timestamps, default=-1))
+        new = new._replace(max_timestamp=max(timestamps, default=-1))
     return _finished(new, as_bytes_view(compress(old.compression, body, None)))
 
 
 def _finished(header: BatchHeader, packed: bytes | memoryview) -> tuple[BatchHeader, bytes]:
     batch = bytearray(HEADER_BYTES) + packed
-    header = replace(header, batch_length=len(batch) - LENGTH_FIELD_END)
+    header = header._replace(batch_length=len(batch) - LENGTH_FIELD_END)
     write_header(batch, header)
     return header, bytes(batch)
