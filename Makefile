@@ -23,7 +23,8 @@ demo: setup ## one Spark pipeline, two sinks, kill -9 for everything: what is lo
 
 .PHONY: test
 test: setup ## the everyday suite (Java 17+ for its Spark part)
-	@$(BIN)/pytest
+	@scripts/need-java.sh
+	@$(BIN)/pytest -n 2 --dist loadfile
 
 .PHONY: lint
 lint: setup ## style and formatting

@@ -7,8 +7,13 @@ import random
 
 import pytest
 from _pytest.doctest import DoctestItem
+from hypothesis import settings
 
 import semel
+
+# How long an example takes says how busy the machine is, and nothing about the code.
+settings.register_profile("semel", deadline=None)
+settings.load_profile("semel")
 
 
 def pytest_configure() -> None:
