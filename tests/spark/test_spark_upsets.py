@@ -116,8 +116,10 @@ class Pipeline:
         """Where the logs end, with everything that is in them."""
         with Admin({"bootstrap.servers": self.bootstrap}) as admin:
             shapes = admin.describe_topics(self.out, *topics)
-            asked = {(name, part): "latest" for name, shape in shapes.items() for part in range(len(shape.partitions))}
-            return {named: at.offset for named, at in admin.list_offsets(asked, "read_uncommitted").items()}
+            counts = {name: len(shape.partitions) for name, shape in shapes.items()}
+            named = [TopicPartition(name, number) for name, count in counts.items() for number in range(count)]
+            found = admin.list_offsets(dict.fromkeys(named, "latest"), "read_uncommitted")
+            return {partition: at.offset for partition, at in found.items()}
 
     def check(self) -> None:
         assert values(self.bootstrap, self.out) == expected(self.kind, self.feed)
