@@ -158,14 +158,17 @@ def test_random_kills_of_executors_and_workers_lose_and_repeat_nothing(
         spark.range(first, last, 1, 2).write.mode("append").parquet(str(tmp_path / "in"))
     rows = spark.readStream.schema("id long").option("maxFilesPerTrigger", 2).parquet(str(tmp_path / "in"))
     rows = rows.selectExpr("cast(id % 97 as string) key", "cast(id as string) value")
+    done: list[BatchProgress] = []
     killed: list[str] = []
     is_over = threading.Event()
 
     def kill_now_and_then() -> None:
-        while len(killed) < KILLS and not is_over.wait(rng.uniform(0.5, 3)):
-            kind = rng.choice(["executor", "worker"])
+        kinds = rng.choices(["executor", "worker"], k=KILLS)
+        while len(killed) < KILLS and not is_over.wait(rng.uniform(0.2, 2)):
+            kind = kinds[len(killed)]
             found = cluster.executors() if kind == "executor" else cluster.python_workers()
-            if found and kill(rng.choice(found)):
+            # One for each batch, so that they do not all fall into the first.
+            if found and len(done) >= len(killed) and kill(rng.choice(found)):
                 killed.append(kind)
 
     killer = threading.Thread(target=kill_now_and_then, daemon=True)
@@ -181,6 +184,7 @@ def test_random_kills_of_executors_and_workers_lose_and_repeat_nothing(
                 checkpoint=str(tmp_path / "checkpoint"),
                 trigger={"availableNow": True},
                 batch_size=16_384,
+                on_progress=done.append,
             )
             try:
                 query.awaitTermination()
