@@ -137,7 +137,7 @@ def test_an_executor_that_dies_while_it_writes_takes_encoded_data_with_it(
 def test_a_slow_task_is_overtaken_by_its_twin_and_can_do_no_harm_when_it_wakes(
     spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
 ) -> None:
-    """E2: speculation starts a second attempt; the first wakes up after the commit, in the next transaction."""
+    """E2: speculation starts a second attempt; the first, if Spark has let it live, wakes up after the commit."""
     with StoppedWriter(spark, tmp_path, lambda process: None) as slow:
         done = write(spark, bootstrap, topic)
     assert done.attempts == 1
