@@ -51,8 +51,11 @@ conformance-whole: setup ## the same with 100,000 messages a client and every cl
 	@SEMEL_WHOLE=1 $(BIN)/pytest -m conformance
 
 .PHONY: chaos
-chaos: setup ## kill the embedded broker 200 times under load, crash its disk at every boundary, kill Spark at every step (Java 17+)
-	@SEMEL_CHAOS_KILLS="$${SEMEL_CHAOS_KILLS:-200}" $(BIN)/pytest -m chaos
+chaos: setup ## kill the embedded broker 200 times, crash its disk at every boundary, kill Spark at every step (Java 17+, Maven)
+	@scripts/need-java.sh mvn
+	@SEMEL_CHAOS_KILLS="$${SEMEL_CHAOS_KILLS:-200}" SEMEL_SPARK_KILLS="$${SEMEL_SPARK_KILLS:-44}" \
+	SEMEL_SPARK_CLUSTER_KILLS="$${SEMEL_SPARK_CLUSTER_KILLS:-20}" \
+	SEMEL_SPARK_CLUSTER_RECORDS="$${SEMEL_SPARK_CLUSTER_RECORDS:-2000000}" $(BIN)/pytest -m chaos
 
 .PHONY: simulate
 simulate: setup ## 10,000 seeds of broker and client in virtual time, 200 transactions each (SEEDS=n for fewer)

@@ -1,4 +1,7 @@
-"""A driver that tests kill: `python kill_driver.py <JSON>` runs queries over all of their input, and ends."""
+"""A driver that tests kill: `python kill_driver.py <JSON>` runs queries over all of their input, and ends.
+
+Each query writes every record to two topics, so that a batch that is torn apart shows.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import sys
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from spark_sessions import small_spark
 
 import semel
@@ -46,22 +50,44 @@ def deduplicated(spark: SparkSession, folder: Path) -> DataFrame:
 KINDS = {"stateless": stateless, "windowed": windowed, "joined": joined, "deduplicated": deduplicated}
 
 
+def piped(spark: SparkSession, bootstrap: str, topic: str, rows: int, **options: str) -> DataFrame:
+    """The stateless query once more, from Kafka: its offsets are in the transaction."""
+    told = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "maxOffsetsPerTrigger": str(rows)}
+    stream = spark.readStream.format("semel").options(**{"startingOffsets": "earliest"} | told | options).load()
+    return stream.selectExpr("key", "cast(value as string) value")
+
+
+def doubled(rows: DataFrame, kind: str) -> DataFrame:
+    return rows.selectExpr("key", "value", f"explode(array('out-{kind}', 'copy-{kind}')) topic")
+
+
 def main() -> None:
     told = json.loads(sys.argv[1])
-    folder = Path(told["folder"])
-    spark = small_spark()
-    queries = [
-        semel.write_stream(
-            KINDS[kind](spark, folder / kind),
+    folder, bootstrap = Path(told["folder"]), told["bootstrap"]
+    spark = small_spark(
+        **{
+            # This process lives for seconds: what compiles, loads and imports would outweigh what is done.
+            "spark.driver.extraJavaOptions": " ".join(["-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", *told["java"]]),
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+            "spark.python.daemon.module": "warm_workers",
+        }
+    )
+    queries: list[StreamingQuery] = []
+    for kind in told["kinds"]:
+        if kind == "stateless":
+            rows = piped(spark, bootstrap, f"in-{kind}", told["rows"])
+        else:
+            rows = KINDS[kind](spark, folder / kind)
+        query = semel.write_stream(
+            doubled(rows, kind),
             name=kind,
-            bootstrap=told["bootstrap"],
-            topic=f"out-{kind}",
+            bootstrap=bootstrap,
             checkpoint=str(folder / kind / "checkpoint"),
             trigger={"availableNow": True},
-            batch_size=400,  # several batches for each partition, so that a kill can come between two of them
+            batch_size=200,  # several batches for each partition, so that a kill can come between two of them
         )
-        for kind in told["kinds"]
-    ]
+        queries.append(query)
     for query in queries:
         query.awaitTermination()
 

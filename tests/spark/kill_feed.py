@@ -11,7 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from semel.client.admin import Admin
+from semel.client.producer import Producer
+
 ROWS = 60
+IN_PARTITIONS = 2
 START = datetime(2026, 1, 1, tzinfo=UTC)
 Row = tuple[int, str, datetime]
 
@@ -40,6 +44,29 @@ class Feed:
             self.files += 1
 
 
+@dataclass
+class KafkaFeed(Feed):
+    """The first of these streams in a topic too, so many rows at a time."""
+
+    bootstrap: str = ""
+    topic: str = ""
+
+    def create(self) -> None:
+        with Admin({"bootstrap.servers": self.bootstrap}) as admin:
+            admin.create_topics(self.topic, partitions=IN_PARTITIONS)
+
+    def add(self, files: int) -> None:
+        seen = len(self.left)
+        super().add(files)
+        with Producer(bootstrap_servers=self.bootstrap) as producer:
+            for place, (number, word, _) in enumerate(self.left[seen:]):
+                value = f"{number},{word}".encode()
+                producer.send(self.topic, value, key=word.encode(), partition=place % IN_PARTITIONS)
+
+    def ends(self) -> dict[int, int]:
+        return dict.fromkeys(range(IN_PARTITIONS), len(self.left) // IN_PARTITIONS)
+
+
 def write_file(path: Path, rows: list[Row], number: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     schema = pa.schema([("id", pa.int64()), ("word", pa.string()), ("at", pa.timestamp("us", "UTC"))])
@@ -50,9 +77,9 @@ def write_file(path: Path, rows: list[Row], number: int) -> None:
     beside.rename(path)
 
 
-def expected(kind: str, feed: Feed) -> list[bytes]:
-    """What the output of this kind of query must be."""
-    rows = feed.left
+def expected(kind: str, feed: Feed, rows_max: int | None = None) -> list[bytes]:
+    """What the output of this kind of query must be, when so many rows were read."""
+    rows = feed.left[:rows_max]
     if kind == "stateless":
         return sorted(f"{number},{word}".encode() for number, word, _ in rows)
     if kind == "deduplicated":

@@ -8,11 +8,12 @@ new one takes over. To brokers and checkpoint both look the same.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from crasher import Crash, Crasher
 from kill_driver import KINDS
 from kill_feed import Feed, expected
 from pyspark.errors import StreamingQueryException
@@ -23,51 +24,12 @@ from topic_contents import values
 import semel
 from semel.broker.process import Broker
 from semel.client.admin import Admin
-from semel.spark import failpoints, once, sink
-from semel.spark.owner import PipelineOwner
+from semel.spark import failpoints
 
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
 ]
-IN_TASKS = ("before_produce", "after_produce")
-
-
-class Crash(Exception):
-    """The driver is dead."""
-
-
-class Crasher:
-    """Lets the sink die at one step, once."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
-        self._environment = environment
-        self._abort: Callable[[PipelineOwner], None] = PipelineOwner.abort
-        self._point: str | None = None
-        self._is_dead = False
-        for module in (failpoints, once, sink):
-            patch.setattr(module, "reach", self._reach)
-        patch.setattr(PipelineOwner, "abort", self._abort_unless_dead())
-        patch.setenv(failpoints.VARIABLE, "watched")
-
-    def arm(self, point: str | None) -> None:
-        self._point, self._is_dead = point, False
-        self._environment.pop(failpoints.VARIABLE, None)
-        if point in IN_TASKS:
-            self._environment[failpoints.VARIABLE] = f"{point}:2"  # kills the task's own process
-
-    def _reach(self, point: str, pipeline: str) -> None:
-        if point == self._point:
-            self._is_dead = True
-            raise Crash(point)
-
-    def _abort_unless_dead(self) -> Callable[[PipelineOwner], None]:
-        def abort(owner: PipelineOwner) -> None:
-            if self._is_dead or (self._point in IN_TASKS and owner.is_open):
-                raise Crash(self._point)
-            self._abort(owner)
-
-        return abort
 
 
 @pytest.fixture(scope="module")

@@ -1,89 +1,176 @@
-"""Spark's driver killed at every named step, with every kind of query, on both transaction protocols.
+"""Spark's driver killed at every named step, with every kind of query, on every kind of broker.
 
-Each kill ends the driver of one query on its way through its input; then all run to their ends. What readers of
-committed records see must be what the input says: nothing lost, nothing twice, and all aggregates exact.
+Each kill ends the driver of one query, with its JVM and all workers, on its way through its input; the next life of
+that query is killed at another step, and in the end all run to their ends. What readers of committed records see must
+be what the input says: nothing lost, nothing twice, no batch in one topic alone, and all aggregates exact.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from kill_driver import KINDS
-from kill_feed import Feed, expected
-from topic_contents import values
+from kill_feed import ROWS, Feed, KafkaFeed, expected
+from topic_contents import group_offsets, values
 
 from semel.broker.process import Broker
 from semel.client.admin import Admin
 from semel.spark.failpoints import GROUP_VARIABLE, POINTS, VARIABLE
+from semel.testing.apache_kafka import ApacheKafka
 
 pytestmark = pytest.mark.chaos
 
-KILLS = int(os.environ.get("SEMEL_SPARK_KILLS", str(len(POINTS))))
-"""Ten get to every step once, with one kind of query; forty make the whole matrix."""
+STEPS = (*(f"{point}:1" for point in POINTS), "before_produce:3")
+"""The last is in the midst of writing: the third blob of one task."""
+
+PAIRS = [(STEPS[number % len(STEPS)], list(KINDS)[number % len(KINDS)]) for number in range(len(STEPS) * len(KINDS))]
+"""Every step with every kind of query (their numbers have no common factor); the first eleven have every step once."""
+
+KILLS = int(os.environ.get("SEMEL_SPARK_KILLS", str(len(STEPS))))
+"""As many pairs are dealt out over the brokers; all of them (44) are for each broker."""
+
+BROKERS: dict[str, Callable[[], AbstractContextManager[Broker | ApacheKafka]]] = {
+    "embedded, protocol 2": Broker,
+    "embedded, protocol 1": lambda: Broker(config={"transaction.version": 0}),
+    "Apache Kafka": ApacheKafka,
+}
 
 
-def run_driver(folder: Path, bootstrap: str, kinds: Sequence[str], *, kill_at: str | None = None) -> int:
-    """Run the driver in a process group of its own, all of which dies at `kill_at`; returns how its process ended."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    environment.pop(VARIABLE, None)
-    told = {"folder": str(folder), "bootstrap": bootstrap, "kinds": kinds}
-    with (folder / "driver.log").open("ab") as output:
+@dataclass
+class Drivers:
+    """Starts drivers, each in a process group of its own."""
+
+    folder: Path
+    bootstrap: str
+    archive: Path
+    """What the JVM has loaded and linked before: with it a start takes half of the time."""
+
+    def run(self, kinds: Sequence[str], *, kill_at: str | None = None) -> int:
+        """Run these queries until all of that group dies at `kill_at`, or to their ends; returns how it ended."""
+        use = "SharedArchiveFile" if self.archive.exists() else "ArchiveClassesAtExit"
+        told = {
+            "folder": str(self.folder),
+            "bootstrap": self.bootstrap,
+            "kinds": kinds,
+            "rows": ROWS,
+            "java": [] if kill_at and not self.archive.exists() else [f"-XX:{use}={self.archive}", "-Xlog:cds=off"],
+        }
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+        environment.pop(VARIABLE, None)
+        if kill_at is not None:
+            environment[VARIABLE] = kill_at
         starter = (
             "import os, sys; os.environ[sys.argv[1]] = str(os.getpid()); "
             "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
         )
-        if kill_at is not None:
-            environment[VARIABLE] = kill_at
         driver = str(Path(__file__).parent / "kill_driver.py")
-        process = subprocess.Popen(
-            [sys.executable, "-c", starter, GROUP_VARIABLE, driver, json.dumps(told)],
-            env=environment,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+        with (self.folder / "driver.log").open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-c", starter, GROUP_VARIABLE, driver, json.dumps(told)],
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
         try:
-            return process.wait(600)
+            ended = process.wait(300)
+            wait_gone(process.pid, 60)
+            return ended
         finally:
-            if process.poll() is None:
+            if is_there(process.pid):
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
+    def log(self) -> str:
+        return (self.folder / "driver.log").read_text()[-3000:]
 
-@pytest.mark.parametrize("protocol", [2, 1])
+
+def is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_gone(group: int, seconds: float) -> None:
+    """The JVM outlives its driver for a moment."""
+    deadline = time.monotonic() + seconds
+    while is_there(group) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("jvm") / "spark.jsa"
+
+
+@pytest.fixture(params=BROKERS)
+def drivers(request: pytest.FixtureRequest, tmp_path: Path, archive: Path) -> Iterator[Drivers]:
+    with BROKERS[request.param]() as broker:
+        yield Drivers(tmp_path, broker.bootstrap, archive)
+
+
+@pytest.fixture
+def feeds(drivers: Drivers) -> dict[str, Feed]:
+    """The input of each kind of query, and topics for its output."""
+    made: dict[str, Feed] = {kind: Feed(drivers.folder / kind) for kind in KINDS}
+    of_kafka = KafkaFeed(drivers.folder / "stateless", bootstrap=drivers.bootstrap, topic="in-stateless")
+    of_kafka.create()
+    with Admin({"bootstrap.servers": drivers.bootstrap}) as admin:
+        admin.create_topics(*(f"{role}-{kind}" for kind in KINDS for role in ("out", "copy")), partitions=3)
+    return made | {"stateless": of_kafka}
+
+
 def test_a_driver_that_dies_at_any_step_loses_and_repeats_nothing(
-    protocol: int, tmp_path: Path, rng: random.Random
+    request: pytest.FixtureRequest, drivers: Drivers, feeds: dict[str, Feed]
 ) -> None:
     """E2, E3: whichever query is killed at whichever step, its output is in the end what its input says."""
-    feeds = {kind: Feed(tmp_path / kind) for kind in KINDS}
-    with Broker(config={"transaction.version": 2 if protocol == 2 else 0}) as broker:
-        with Admin({"bootstrap.servers": broker.bootstrap}) as admin:
-            admin.create_topics(*(f"out-{kind}" for kind in KINDS), partitions=3)
-        for feed in feeds.values():
-            feed.add(4)
-        kinds = list(KINDS)
-        first = rng.randrange(len(kinds))
-        order = rng.sample(POINTS, len(POINTS))
-        for number in range(KILLS):
-            turn, place = divmod(number, len(order))
-            point, victim = order[place], kinds[(first + turn + place) % len(kinds)]
-            feeds[victim].add(2)
-            print(f"{point} of {victim}")
-            ended = run_driver(tmp_path, broker.bootstrap, [victim], kill_at=f"{point}:1")
-            assert ended == -signal.SIGKILL, (point, victim, log_of(tmp_path))
-        ended = run_driver(tmp_path, broker.bootstrap, kinds)
-        assert ended == 0, log_of(tmp_path)
-        for kind, feed in feeds.items():
-            assert values(broker.bootstrap, f"out-{kind}") == expected(kind, feed), kind
+    place = list(BROKERS).index(request.node.callspec.params["drivers"])
+    kills = PAIRS if len(PAIRS) <= KILLS else PAIRS[:KILLS][place :: len(BROKERS)]
+    for feed in feeds.values():
+        feed.add(4)
+    if not drivers.archive.exists():
+        assert drivers.run(list(KINDS)) == 0, drivers.log()
+    for step, kind in kills:
+        feeds[kind].add(2)
+        started = time.monotonic()
+        ended = drivers.run([kind], kill_at=step)
+        print(f"{kind} killed at {step} after {time.monotonic() - started:.1f} s", flush=True)
+        assert ended == -signal.SIGKILL, f"{kind} never got to {step}: {drivers.log()}"
+        check_so_far(drivers.bootstrap, kind, feeds[kind])
+    assert drivers.run(list(KINDS)) == 0, drivers.log()
+    for kind, feed in feeds.items():
+        for role in ("out", "copy"):
+            assert values(drivers.bootstrap, f"{role}-{kind}") == expected(kind, feed), (role, kind)
+    of_kafka = feeds["stateless"]
+    assert isinstance(of_kafka, KafkaFeed)
+    assert group_offsets(drivers.bootstrap, "stateless", "in-stateless", 2) == of_kafka.ends()
 
 
-def log_of(folder: Path) -> str:
-    return (folder / "driver.log").read_text()[-3000:]
+def check_so_far(bootstrap: str, kind: str, feed: Feed) -> None:
+    """What can be seen after a kill is whole batches: in both topics, and nothing of it twice."""
+    deadline = time.monotonic() + 20
+    while True:
+        seen, copy = (values(bootstrap, f"{role}-{kind}") for role in ("out", "copy"))
+        if seen == copy:
+            break
+        # The markers of a commit come to one partition after the other.
+        assert time.monotonic() < deadline, f"{kind} is torn: {Counter(seen) - Counter(copy)}"
+        time.sleep(0.1)
+    if kind == "stateless":
+        assert len(seen) % ROWS == 0
+        assert seen == expected(kind, feed, len(seen)), "not whole batches from the beginning"
+    else:
+        assert not Counter(seen) - Counter(expected(kind, feed))

@@ -2,7 +2,8 @@
 
 `SEMEL_SPARK_KILL_AT=after_encode:3` kills the process group in `SEMEL_SPARK_KILL_GROUP` (the driver, its JVM and their
 children) the third time a process gets to that point; `after_encode:3:orders` counts for the pipeline `orders` alone.
-Unset, nothing happens.
+With `SEMEL_SPARK_STOP_FILE` the first process that gets there stops instead of dying and leaves its id in that file, so
+that a test can do with it what it likes; all others go on. Unset, nothing happens.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from semel.wire import Api
 
 VARIABLE: Final = "SEMEL_SPARK_KILL_AT"
 GROUP_VARIABLE: Final = "SEMEL_SPARK_KILL_GROUP"
+STOP_VARIABLE: Final = "SEMEL_SPARK_STOP_FILE"
 
 POINTS: Final = (
     # In the order in which a micro-batch gets to them.
@@ -47,10 +49,22 @@ def reach(point: str, pipeline: str) -> None:
     if point == _name and _pipeline in ("", pipeline):
         _left -= 1
         if _left == 0:
-            group = os.environ.get(GROUP_VARIABLE)
-            if group:
-                os.killpg(int(group), signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
+            _die_or_stop()
+
+
+def _die_or_stop() -> None:
+    stop_file, group = os.environ.get(STOP_VARIABLE), os.environ.get(GROUP_VARIABLE)
+    if stop_file:
+        try:
+            with open(stop_file, "x") as created:
+                created.write(str(os.getpid()))
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif group:
+        os.killpg(int(group), signal.SIGKILL)
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class WatchedCluster(Cluster):

@@ -6,15 +6,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from semel.errors import ConfigError
+from semel.errors import ConfigError, KafkaError
 from semel.spark.columns import record_columns
 from semel.spark.failpoints import reach
 from semel.spark.input_offsets import Input, read_input
 from semel.spark.ledger import Entry
 from semel.spark.once import OneWrite
 from semel.spark.options import DEFAULT_LEDGER, make_options
-from semel.spark.owner import PipelineOwner
+from semel.spark.owner import PipelineOwner, fenced
 from semel.spark.progress import BatchProgress, log_progress
+from semel.wire import ErrorCode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -78,11 +79,13 @@ class KafkaSink:
         record_columns(df.schema, self.options.topic)
         batch_input = read_input(df, batch_id, self.options.checkpoint)
         try:
-            owner = self.open()
-            if self._is_committed(owner.committed, batch_input, batch_id):
-                progress = self._skip(df, batch_id)
-            else:
-                progress = self._write(owner, df, batch_id, batch_input)
+            try:
+                progress = self._write_or_skip(df, batch_id, batch_input)
+            except KafkaError as error:
+                if error.code != ErrorCode.invalid_producer_id_mapping:
+                    raise
+                self._own_anew()
+                progress = self._write_or_skip(df, batch_id, batch_input)
         except BaseException:
             self.close()  # whoever calls again owns the pipeline anew, and reads the ledger
             raise
@@ -104,6 +107,19 @@ class KafkaSink:
         if self._owner is not None:
             self._owner.close()
             self._owner = None
+
+    def _own_anew(self) -> None:
+        """The coordinator forgets an id after a week of silence: go on, if nobody else has committed anything since."""
+        before = None if self._owner is None else self._owner.committed
+        self.close()
+        if _batch_of(self.open().committed) != _batch_of(before):
+            raise fenced(self.options.name)
+
+    def _write_or_skip(self, df: DataFrame, batch_id: int, batch_input: Input) -> BatchProgress:
+        owner = self.open()
+        if self._is_committed(owner.committed, batch_input, batch_id):
+            return self._skip(df, batch_id)
+        return self._write(owner, df, batch_id, batch_input)
 
     def _is_committed(self, last: Entry | None, batch_input: Input, batch_id: int) -> bool:
         if last is None or last.query != batch_input.query or batch_id > last.batch:
@@ -128,3 +144,7 @@ class KafkaSink:
         entry = Entry(query=batch_input.query, batch=batch_id, offsets=batch_input.digest)
         progress = BatchProgress(self.options.name, batch_id)
         return OneWrite(self.options, owner, df, entry, batch_input.ends, progress).run()
+
+
+def _batch_of(entry: Entry | None) -> tuple[str, int] | None:
+    return None if entry is None else (entry.query, entry.batch)

@@ -1,0 +1,200 @@
+"""The sink on a Spark standalone cluster whose executors and Python workers die, sleep and come back, while they write.
+
+One master, two workers and their executors are processes of their own. Whatever dies, what readers of committed
+records see in the end is what was to be written, once.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import cast
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from standalone import Standalone, cluster_session, command_of, kill, standalone
+from topic_contents import values
+
+import semel
+from semel.broker.process import Broker
+from semel.client.admin import Admin
+from semel.spark import failpoints
+from semel.spark.progress import BatchProgress
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
+]
+KILLS = int(os.environ.get("SEMEL_SPARK_CLUSTER_KILLS", "3"))
+RECORDS = int(os.environ.get("SEMEL_SPARK_CLUSTER_RECORDS", "100000"))
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("standalone")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def spark(cluster: Standalone) -> Iterator[SparkSession]:
+    eager = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "200ms",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.multiplier": "2",
+        "spark.speculation.minTaskRuntime": "3s",
+    }
+    session = cluster_session(cluster.url, **eager)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module", params=[2, 0], ids=["protocol 2", "protocol 1"])
+def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
+    with Broker(config={"transaction.version": request.param}) as broker:
+        yield broker.bootstrap
+
+
+@pytest.fixture
+def topic(bootstrap: str) -> str:
+    name = f"out-{next(_numbers)}"
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.create_topics(name, partitions=4)
+    return name
+
+
+def numbers(spark: SparkSession, last: int) -> DataFrame:
+    return spark.range(0, last, 1, 4).selectExpr("cast(id % 97 as string) key", "cast(id as string) value")
+
+
+def expected(last: int) -> list[bytes]:
+    return sorted(b"%d" % number for number in range(last))
+
+
+class StoppedWriter:
+    """Lets one Python worker stop in the midst of what it writes, and does something to it then."""
+
+    def __init__(self, spark: SparkSession, folder: Path, then: Callable[[int], object]) -> None:
+        self._environment = cast("dict[str, str]", spark.sparkContext.environment)
+        self._file = folder / "stopped"
+        self._then = then
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._is_over = threading.Event()
+        self.process = 0
+
+    def __enter__(self) -> StoppedWriter:
+        self._environment[failpoints.VARIABLE] = "before_produce:4"
+        self._environment[failpoints.STOP_VARIABLE] = str(self._file)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._environment[failpoints.VARIABLE], self._environment[failpoints.STOP_VARIABLE]
+        self._is_over.set()
+        self._thread.join()
+        assert self.process, "no task got to the point at which it was to stop"
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(0.02):
+            if self._file.exists() and (text := self._file.read_text()):
+                self.process = int(text)
+                self._then(self.process)
+                return
+
+
+def write(spark: SparkSession, bootstrap: str, topic: str, job_id: str = "1") -> BatchProgress:
+    return semel.write_batch(
+        numbers(spark, 4_000), name=topic, job_id=job_id, bootstrap=bootstrap, topic=topic, batch_size=800, writers=4
+    )
+
+
+def test_a_python_worker_that_dies_while_it_writes_is_followed_by_another(
+    spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    """E2: its task is run again within the same transaction, and goes on where the first attempt stood."""
+    with StoppedWriter(spark, tmp_path, kill):
+        done = write(spark, bootstrap, topic)
+    assert values(bootstrap, topic) == expected(4_000)
+    assert done.attempts == 1
+
+
+def test_an_executor_that_dies_while_it_writes_takes_encoded_data_with_it(
+    cluster: Standalone, spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    """E2: Spark computes the lost blobs anew; they are not mixed with what was written before."""
+    with StoppedWriter(spark, tmp_path, lambda process: kill(cluster.executor_of(process))):
+        write(spark, bootstrap, topic)
+    assert values(bootstrap, topic) == expected(4_000)
+
+
+def test_a_slow_task_is_overtaken_by_its_twin_and_can_do_no_harm_when_it_wakes(
+    spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    """E2: speculation starts a second attempt; the first, if Spark has let it live, wakes up after the commit."""
+    with StoppedWriter(spark, tmp_path, lambda process: None) as slow:
+        done = write(spark, bootstrap, topic)
+    assert done.attempts == 1
+    if command_of(slow.process):
+        os.kill(slow.process, signal.SIGCONT)
+    assert write(spark, bootstrap, topic, "1").skipped
+    assert values(bootstrap, topic) == expected(4_000)
+    assert values(bootstrap, topic, committed=False) == expected(4_000), "not even an aborted record"
+
+
+def test_random_kills_of_executors_and_workers_lose_and_repeat_nothing(
+    cluster: Standalone, spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path, rng: random.Random
+) -> None:
+    """E2, E6: a stream on a cluster in which something dies all the time."""
+    files = 2 * KILLS
+    for number in range(files):
+        first, last = number * RECORDS // files, (number + 1) * RECORDS // files
+        spark.range(first, last, 1, 2).write.mode("append").parquet(str(tmp_path / "in"))
+    rows = spark.readStream.schema("id long").option("maxFilesPerTrigger", 2).parquet(str(tmp_path / "in"))
+    rows = rows.selectExpr("cast(id % 97 as string) key", "cast(id as string) value")
+    done: list[BatchProgress] = []
+    killed: list[str] = []
+    is_over = threading.Event()
+
+    def kill_now_and_then() -> None:
+        kinds = rng.choices(["executor", "worker"], k=KILLS)
+        while len(killed) < KILLS and not is_over.wait(rng.uniform(0.2, 2)):
+            kind = kinds[len(killed)]
+            found = cluster.executors() if kind == "executor" else cluster.python_workers()
+            # One for each batch, so that they do not all fall into the first.
+            if found and len(done) >= len(killed) and kill(rng.choice(found)):
+                killed.append(kind)
+
+    killer = threading.Thread(target=kill_now_and_then, daemon=True)
+    killer.start()
+    failures = 0
+    try:
+        while True:
+            query = semel.write_stream(
+                rows,
+                name=topic,
+                bootstrap=bootstrap,
+                topic=topic,
+                checkpoint=str(tmp_path / "checkpoint"),
+                trigger={"availableNow": True},
+                batch_size=16_384,
+                on_progress=done.append,
+            )
+            try:
+                query.awaitTermination()
+                break
+            except StreamingQueryException:
+                failures += 1
+                assert failures < 10
+    finally:
+        is_over.set()
+        killer.join()
+    print(f"killed {killed}; the query was started {failures + 1} times")
+    assert len(killed) == KILLS, "the stream was over too soon"
+    assert values(bootstrap, topic) == expected(RECORDS)
