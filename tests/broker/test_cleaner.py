@@ -14,6 +14,7 @@ from storage_samples import PATH, SMALL, compact, make_batch, open_on, read_all
 from semel.broker.storage.cleaner import plan_cleaning
 from semel.broker.storage.failures import DamagedLog
 from semel.broker.storage.partition import Partition
+from semel.broker.storage.segment import SNAPSHOT_SUFFIX
 from semel.core.partition_log import AbortedTransaction
 from semel.records.layout import BatchHeader, read_header
 from semel.records.reference import Record, decode_batch, encode_batch
@@ -152,6 +153,29 @@ def test_aborted_records_go_and_open_transactions_are_not_touched() -> None:
     again = open_on(disk.reboot(power_cut=True), COMPACT)
     assert table_of(again) == before
     assert again.last_stable_offset == partition.last_stable_offset
+
+
+def test_what_a_start_rebuilt_from_compacted_records_is_the_same_at_the_next_start() -> None:
+    """The stored index knew an abort whose records are gone: it came back, and would have outlived its marker."""
+    disk = SimulatedDisk()
+    partition = open_on(disk, COMPACT)
+    put_transaction(partition, 1, 0, "abort", b"a")
+    put_transaction(partition, 1, 1, "commit", b"a")
+    partition.roll(0)
+    assert compact(partition, 0)
+    assert len(partition.log.all_aborted()) == 1
+    partition.close()
+    for path in disk.paths():
+        if path.endswith(SNAPSHOT_SUFFIX):
+            disk.remove(path)
+    rebooted = disk.reboot(power_cut=False)
+    rebuilt = open_on(rebooted, COMPACT)
+    assert table_of(rebuilt) == table_of(partition)
+    put_keys(rebuilt, (b"b", b"x"))
+    rebuilt.close()
+    again = open_on(rebooted.reboot(power_cut=True), COMPACT)
+    assert again.log.all_aborted() == rebuilt.log.all_aborted()
+    assert table_of(again) == table_of(rebuilt)
 
 
 def test_the_markers_of_vanished_transactions_go_with_their_index_entries() -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import re
 import struct
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from semel.broker.failpoints import reach
 from semel.broker.storage.checkpoint import CHECKPOINT_NAME, Checkpoint
@@ -48,6 +50,7 @@ _SNAPSHOT_NAME = re.compile(r"(\d{20})\.snapshot")
 _INDEX_NAME = re.compile(r"(\d{20})\.(?:index|timeindex|txnindex|indexsums)")
 _SWAP_NAME = re.compile(r"(\d{20})\.log\.(\d{20})\.swap")
 _EPOCH_AND_MAGIC = struct.Struct(">ib")  # at LENGTH_FIELD_END of every batch
+_base_offset = attrgetter("base_offset")
 _COPY_BYTES = 4 * 1024 * 1024
 
 logger = logging.getLogger(__name__)
@@ -296,6 +299,10 @@ def _replay(opened: Opened, directory: _Directory, now_ms: int) -> None:
         break
     if log.log_end_offset < recovery_point:
         opened.was_repaired = True
+        # Compaction may have taken the records of an aborted transaction and left its marker: what is rebuilt does not
+        # know it any more, and the stored index must not bring it back at the next start.
+        for segment in segments[max(bisect_right(segments, log.log_end_offset, key=_base_offset) - 1, 0) :]:
+            segment.indexes_written = False
         logger.warning(
             "The state of producers and transactions of %s is rebuilt from the records from offset %d on.",
             directory.path,
