@@ -174,11 +174,15 @@ def session_ids_begin_again_at_a_restart(patch: pytest.MonkeyPatch) -> None:
 
 
 FOUND_BY: dict[Mutant, int] = {
-    generations_are_not_compared: 38,
+    decisions_are_lost_at_a_restart: 3,
+    commits_are_not_synced: 3,
+    unstable_offsets_are_handed_out: 10,
+    lost_markers_are_not_restored: 3,
+    generations_are_not_compared: 16,
     a_decision_forgets_where_it_ended: 101,
     owners_outlive_a_loss_of_power: 3,
-    compaction_overlooks_an_abort_at_its_edge: 165,
-    session_ids_begin_again_at_a_restart: 14,
+    compaction_overlooks_an_abort_at_its_edge: 66,
+    session_ids_begin_again_at_a_restart: 60,
 }
 """The seed to try first, where most seeds do not lead there. A change to the simulation or the broker may move it."""
 

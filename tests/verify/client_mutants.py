@@ -205,16 +205,16 @@ def a_lost_answer_counts_as_read(patch: pytest.MonkeyPatch) -> None:
 
 
 FOUND_BY: dict[Mutant, int] = {
-    a_repeat_gets_a_new_sequence: 2,
-    a_repeat_goes_under_a_new_epoch: 2,
-    the_first_batch_does_not_go_alone: 2,
-    sequences_begin_anew_within_an_epoch: 20,
+    a_repeat_gets_a_new_sequence: 4,
+    a_repeat_goes_under_a_new_epoch: 4,
+    the_first_batch_does_not_go_alone: 91,
+    sequences_begin_anew_within_an_epoch: 9,
     an_unknown_commit_counts_as_aborted: 3,
     a_lost_answer_counts_as_a_commit: 8,
-    any_marker_tells_the_outcome: 3,
+    any_marker_tells_the_outcome: 8,
     a_refusal_is_told_as_an_abort_too_early: 3,
-    a_fenced_producer_takes_its_place_back: 2,
-    an_epoch_is_claimed_whosever_it_is: 6,
+    a_fenced_producer_takes_its_place_back: 3,
+    an_epoch_is_claimed_whosever_it_is: 27,
     an_answer_counts_wherever_the_reader_stands: 10,
     a_lost_answer_counts_as_read: 2,
 }
