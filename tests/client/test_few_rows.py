@@ -79,7 +79,7 @@ def test_a_partition_that_is_not_there_is_refused_alike() -> None:
     "odd",
     [
         Row("text", None, [], None, 0),  # pyright: ignore[reportArgumentType]
-        Row(None, bytearray(b"key"), [], None, 0),
+        Row(None, bytearray(b"key"), [], None, 0),  # pyright: ignore[reportArgumentType]
         Row(None, None, [("name", "text")], None, 0),  # pyright: ignore[reportArgumentType]
         Row(None, None, [("naïve", b"")], None, 0),
         Row(None, None, [(b"name", b"")], None, 0),  # pyright: ignore[reportArgumentType]

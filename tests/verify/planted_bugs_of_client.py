@@ -205,10 +205,10 @@ def a_reader_does_not_move_on(patch: pytest.MonkeyPatch) -> None:
     original = FetchRequests.advance
     moved: set[tuple[FetchRequests, TopicPartition]] = set()
 
-    def advance(self: FetchRequests, partition: TopicPartition, next_offset: int) -> None:
+    def advance(self: FetchRequests, partition: TopicPartition, next_offset: int, leader_epoch: int) -> None:
         is_first = (self, partition) not in moved
         moved.add((self, partition))
-        original(self, partition, self.readings[partition].position if is_first else next_offset)
+        original(self, partition, self.readings[partition].position if is_first else next_offset, leader_epoch)
 
     patch.setattr(FetchRequests, "advance", advance)
 
