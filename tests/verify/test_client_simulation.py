@@ -157,6 +157,17 @@ def test_ctrl_c_ends_all_processes_in_good_order() -> None:
     assert errors == "stopped\n"
 
 
+@pytest.mark.chaos
+def test_whoever_kills_it_kills_its_processes_too() -> None:
+    """`kill -9` of the command gives nobody time to tell the others: they notice by themselves."""
+    command = [sys.executable, "-m", "semel.verify.simulation", "--seeds", "100000", "--jobs", "2", "--trace"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        running.kill()
+        running.communicate(timeout=60)  # the pipe ends with the last process that has it
+
+
 def test_a_killed_thread_ends_where_it_waits() -> None:
     """What stands behind the wait is never done, not even by code that catches every exception."""
     loop, done = VirtualTimeLoop(), list[str]()

@@ -80,7 +80,7 @@ def _read_by_hadoop(spark: Any, path: str) -> str:
 
 def _read_by_spark(spark: Any, path: str) -> str:
     """The same through Spark Connect, where only jobs can read."""
-    return spark.read.option("wholetext", True).text(path).collect()[0].value
+    return spark.read.text(path, wholetext=True).collect()[0].value
 
 
 def read_query_id(metadata: str) -> str:

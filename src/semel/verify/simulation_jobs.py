@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -29,7 +31,7 @@ def run_all(run: Callable[[int], T], seeds: Sequence[int], jobs: int) -> Iterato
     # Not forked: another library's thread may hold a lock at that moment, which nobody would ever give back.
     context = multiprocessing.get_context("spawn")
     begun: deque[Future[T]] = deque()
-    with ProcessPoolExecutor(min(jobs, len(seeds)), mp_context=context, initializer=_leave_ctrl_c) as executor:
+    with ProcessPoolExecutor(min(jobs, len(seeds)), mp_context=context, initializer=_depend_on_parent) as executor:
         try:
             for seed in seeds:
                 begun.append(executor.submit(run, seed))
@@ -42,6 +44,14 @@ def run_all(run: Callable[[int], T], seeds: Sequence[int], jobs: int) -> Iterato
                 future.cancel()
 
 
-def _leave_ctrl_c() -> None:
-    """Ctrl-C reaches every process of the terminal; the first of them ends the others in good order."""
+def _depend_on_parent() -> None:
+    """Ctrl-C reaches every process of the terminal: the first of them ends the others, in good order or by dying."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this runs in a process of a pool"
+    parent.join()
+    os._exit(1)
