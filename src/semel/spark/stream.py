@@ -63,5 +63,5 @@ def _observed(df: DataFrame) -> DataFrame:
     """Let Spark's progress show what this query hands to the sink."""
     from pyspark.sql import functions
 
-    # Spark adds these up row by row, outside of its compiled code: a length of each value cost a fifth of the stage.
+    # Spark adds up row by row here: with the values' lengths beside the count it was a fifth of the stage's samples.
     return df.observe(OBSERVED, functions.count(functions.lit(1)).alias("records"))
