@@ -66,6 +66,15 @@ def test_jars_are_fetched_once(programs: Path, tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text() == "run\n"
 
 
+def test_jars_alone_are_fetched_one_by_one(programs: Path, tmp_path: Path) -> None:
+    """Each coordinate is asked for by itself, without what it depends on, and all end up in one folder."""
+    fake = '#!/bin/sh\nfor one in "$@"; do case "$one" in -DoutputDirectory=*) out="${one#*=}";; '
+    fake += '-Dartifact=*) artifact="${one#*=}";; esac; done\nmkdir -p "$out" && touch "$out/$artifact"\n'
+    script(programs / "mvn", fake)
+    folder = jars("connector/1.0", [COORDINATE, "org.example:other:2.0"], alone=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["org.example:other:2.0", COORDINATE]
+
+
 def test_two_processes_share_one_download(programs: Path, tmp_path: Path) -> None:
     """Processes that ask at the same moment run Maven once and get the same complete folder."""
     script(programs / "mvn", FAKE_MAVEN)

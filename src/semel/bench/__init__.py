@@ -7,6 +7,7 @@ because they import the clients that they compare with.
 from __future__ import annotations
 
 from importlib import import_module
+from inspect import signature
 
 from semel.bench.report import Section
 from semel.errors import ConfigError
@@ -18,11 +19,20 @@ SECTIONS = {
     "transactions": "semel.bench.transactions",
     "session": "semel.bench.session",
     "checker": "semel.bench.checker",
+    "spark": "semel.bench.spark",
 }
 
 
-def run_sections(name: str | None = None) -> list[Section]:
-    """Run one section, or all of them."""
+def run_sections(name: str | None = None, **sizes: object) -> list[Section]:
+    """Run one section, or all of them. `sizes` are handed on where they are not None; a section knows its own."""
     if name is not None and name not in SECTIONS:
         raise ConfigError(f"There is no bench section {name!r}; there are {', '.join(SECTIONS)}.")
-    return [import_module(SECTIONS[section]).run() for section in ([name] if name else SECTIONS)]
+    given = {size: value for size, value in sizes.items() if value is not None}
+    functions = [(section, import_module(SECTIONS[section]).run) for section in ([name] if name else SECTIONS)]
+    for section, function in functions:
+        unknown = [size for size in given if size not in signature(function).parameters]
+        if unknown:
+            raise ConfigError(
+                f"The bench section {section!r} has no --{unknown[0]}; run the one that you mean by name."
+            )
+    return [function(**given) for _, function in functions]

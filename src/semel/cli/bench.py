@@ -1,4 +1,4 @@
-"""`semel bench [SECTION] [--json] [--plot FILE]`: measure, compare, and fail when a bar is missed."""
+"""`semel bench [SECTION]`: measure, compare, and fail when a bar is missed. Options: sizes, `--json`, `--plot`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from semel.errors import ConfigError
 
 def bench(
     section: Annotated[str | None, typer.Argument(help="Which part to measure; all of them without it.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only what has a bar (section spark).")] = False,
+    records: Annotated[int | None, typer.Option(help="How many records, for sections that count them.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many turns, of which the best counts.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a report for programs.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write the charts of the figures into this HTML file.")] = None,
 ) -> None:
     """Measure Semel beside other clients on this machine. Ends with 1 if a bar is missed."""
     try:
-        sections = run_sections(section)
+        sections = run_sections(section, quick=quick or None, records=records, rounds=rounds)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
     if plot is not None:

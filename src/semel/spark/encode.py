@@ -19,6 +19,7 @@ from semel.errors import SemelError
 from semel.records import EncodedBatch, StickyPartitioner
 from semel.spark.blobs import Slots, blob_batch, pack_error
 from semel.spark.connections import shared_cluster
+from semel.spark.workers import ease_worker
 
 BUFFER_BYTES: Final = 32 * 1024 * 1024
 """Rows that are gathered before they are sorted by partition: enough for full batches to a few dozen partitions."""
@@ -45,7 +46,10 @@ class Encode:
 
         context = TaskContext.get()
         assert context is not None, "mapInArrow runs its function inside a task"
-        yield from self.encode(batches, context.partitionId())
+        try:
+            yield from self.encode(batches, context.partitionId())
+        finally:
+            ease_worker()
 
     def encode(self, batches: Iterator[pa.RecordBatch], map_task: int) -> Iterator[pa.RecordBatch]:
         config = parse_config(self.settings).producer

@@ -106,10 +106,10 @@ class BatchReader(DataSourceReader):
         return [InputPartition(wanted) for wanted in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from semel.spark.source_read import read_range
+        from semel.spark.source_read import read_task
 
         # Without any partition Spark makes one up, of the value None.
-        return iter(()) if partition.value is None else read_range(self._task, partition.value)
+        return iter(()) if partition.value is None else read_task(self._task, partition.value)
 
 
 def check_pyspark(version: str) -> None:

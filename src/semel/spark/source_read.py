@@ -17,6 +17,7 @@ from semel.client.partitions import TopicPartition
 from semel.client.settings import parse_config
 from semel.errors import KafkaError, OffsetOutOfRange, UnknownTopic
 from semel.spark.source_offsets import OffsetRange
+from semel.spark.workers import ease_worker
 
 _LOG: Final = logging.getLogger("semel.spark")
 
@@ -51,6 +52,14 @@ class ReadTask:
     """Kafka's own settings; may hold a password."""
     columns: tuple[str, ...]
     fail_on_data_loss: bool = True
+
+
+def read_task(task: ReadTask, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+    """`read_range` in a Python worker of Spark's."""
+    try:
+        yield from read_range(task, wanted)
+    finally:
+        ease_worker()
 
 
 def read_range(task: ReadTask, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:

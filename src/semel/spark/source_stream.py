@@ -22,7 +22,7 @@ from semel.errors import OffsetOutOfRange, UnknownTopic
 from semel.spark.source_lookup import Found, Lookup
 from semel.spark.source_offsets import OffsetRange, Offsets, from_checkpoint, limit_offsets, split_ranges, to_checkpoint
 from semel.spark.source_options import SourceOptions
-from semel.spark.source_read import ReadTask, read_range, report_loss
+from semel.spark.source_read import ReadTask, read_task, report_loss
 
 
 class RangePartition(InputPartition):
@@ -155,7 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._task, partition.value)
+        return read_task(self._task, partition.value)
 
     def stop(self) -> None:
         if self._lookup is not None:

@@ -63,7 +63,5 @@ def _observed(df: DataFrame) -> DataFrame:
     """Let Spark's progress show what this query hands to the sink."""
     from pyspark.sql import functions
 
-    size = functions.coalesce(functions.octet_length("value"), functions.lit(0))
-    return df.observe(
-        OBSERVED, functions.count(functions.lit(1)).alias("records"), functions.sum(size).alias("value_bytes")
-    )
+    # Spark adds up row by row here: with the values' lengths beside the count it was a fifth of the stage's samples.
+    return df.observe(OBSERVED, functions.count(functions.lit(1)).alias("records"))

@@ -23,6 +23,7 @@ from semel.records import EncodedBatch
 from semel.spark.blobs import Manifest, pack_error
 from semel.spark.connections import shared_cluster
 from semel.spark.failpoints import reach
+from semel.spark.workers import ease_worker
 from semel.wire import ErrorCode
 
 WRITTEN_SCHEMA: Final = pa.schema(
@@ -73,7 +74,10 @@ class Write:
 
         context = TaskContext.get()
         assert context is not None, "mapInArrow runs its function inside a task"
-        yield from self.write(batches, context.attemptNumber())
+        try:
+            yield from self.write(batches, context.attemptNumber())
+        finally:
+            ease_worker()
 
     def write(self, batches: Iterator[pa.RecordBatch], attempt: int) -> Iterator[pa.RecordBatch]:
         task = _Task(self, attempt)

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from semel.errors import ConfigError
 
 JAVA_VERSION_MIN = 17
 FETCH_TIMEOUT_S = 900
-COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
 
 
 def cache_folder() -> Path:
@@ -64,18 +64,27 @@ def _java_version(command: str) -> int:
     return int(found[1])
 
 
-def jars(name: str, coordinates: Sequence[str]) -> Path:
+def jars(name: str, coordinates: Sequence[str], *, alone: bool = False) -> Path:
     """The folder `name` of the cache, with the jars of `group:artifact:version` coordinates and all they need to run.
 
-    Maven is needed only when the folder is not there yet.
+    With `alone` it is these jars only: for a program that brings along whatever else they need. Maven is needed only
+    when the folder is not there yet.
     """
+    return cached_folder(name, lambda folder: (_fetch_alone if alone else _fetch)(folder, coordinates))
+
+
+def cached_folder(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder `name` of the cache; where it is not there yet, `make` is given another one to fill."""
     folder = cache_folder() / name
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _exclusively(folder.with_name(folder.name + ".lock")):
         if not folder.is_dir():  # another process may have been first while this one waited
-            _fetch(folder, coordinates)
+            with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as work:
+                complete = Path(work) / "complete"
+                make(complete)
+                complete.rename(folder)
     return folder
 
 
@@ -87,29 +96,39 @@ def _exclusively(lock_path: Path) -> Iterator[None]:
 
 
 def _fetch(folder: Path, coordinates: Sequence[str]) -> None:
+    pom = folder.with_name("pom.xml")
+    pom.write_text(_pom(coordinates))
+    goal = ["-f", str(pom), f"{PLUGIN}:copy-dependencies", "-DincludeScope=runtime"]
+    _run_maven(folder, goal, ", ".join(coordinates))
+
+
+def _fetch_alone(folder: Path, coordinates: Sequence[str]) -> None:
+    for coordinate in coordinates:
+        _run_maven(folder, [f"{PLUGIN}:copy", f"-Dartifact={coordinate}"], coordinate)
+
+
+def _run_maven(folder: Path, goal: Sequence[str], wanted: str) -> None:
     command = shutil.which("mvn")
     if command is None:
         raise ConfigError(
             "Apache Kafka is fetched by Maven and no `mvn` was found on the PATH: "
             "install it, for example `apt-get install maven`."
         )
-    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as work:
-        pom = Path(work) / "pom.xml"
-        pom.write_text(_pom(coordinates))
-        complete = Path(work) / "jars"
-        maven = [command, "-q", "-B", "-f", str(pom), COPY_DEPENDENCIES]
-        options = ["-DincludeScope=runtime", f"-DoutputDirectory={complete}"]
-        failure = f"Maven could not fetch {', '.join(coordinates)}; check its network settings."
-        try:
-            fetched = subprocess.run(
-                maven + options, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False, cwd=work
-            )
-        except subprocess.TimeoutExpired:
-            raise ConfigError(f"{failure} It did not end within {FETCH_TIMEOUT_S} s.") from None
-        if fetched.returncode != 0 or not complete.is_dir():
-            tail = "\n".join((fetched.stdout + fetched.stderr).strip().splitlines()[-8:])
-            raise ConfigError(f"{failure}\n{tail}")
-        complete.rename(folder)
+    failure = f"Maven could not fetch {wanted}; check its network settings."
+    try:
+        fetched = subprocess.run(
+            [command, "-q", "-B", *goal, f"-DoutputDirectory={folder}"],
+            capture_output=True,
+            text=True,
+            timeout=FETCH_TIMEOUT_S,
+            check=False,
+            cwd=folder.parent,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{failure} It did not end within {FETCH_TIMEOUT_S} s.") from None
+    if fetched.returncode != 0 or not folder.is_dir():
+        tail = "\n".join((fetched.stdout + fetched.stderr).strip().splitlines()[-8:])
+        raise ConfigError(f"{failure}\n{tail}")
 
 
 def _pom(coordinates: Sequence[str]) -> str:

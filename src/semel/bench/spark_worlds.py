@@ -1,0 +1,138 @@
+"""Two Sparks to measure side by side: the one that is installed here, and the one that has a Kafka connector.
+
+Spark's connector is a jar for one version of Spark. That version gets an environment of its own, made on first use from
+PyPI and Maven coordinates and kept in the cache; Semel's own code there is this very one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import semel
+from semel.bench.spark_jobs import ANSWER
+from semel.errors import ConfigError, SemelError
+from semel.testing.maven import cached_folder, jars
+
+CONNECTOR_VERSION: Final = "4.0.0"
+"""The pyspark of the baseline, which its connector must match."""
+_CONNECTOR: Final = (
+    f"org.apache.spark:spark-sql-kafka-0-10_2.13:{CONNECTOR_VERSION}",
+    f"org.apache.spark:spark-token-provider-kafka-0-10_2.13:{CONNECTOR_VERSION}",
+    "org.apache.kafka:kafka-clients:3.9.0",
+    "org.apache.commons:commons-pool2:2.12.0",
+)
+SINK_NEEDS: Final = ("crc32c", "kio", "numpy", "prometheus-client", "pyarrow", "rich", "scramp", "typer")
+"""What Semel itself depends on; there in the same versions as here."""
+_INSTALL_TIMEOUT_S: Final = 900
+
+
+class JobFailed(SemelError):
+    """A query of the bench did not end well."""
+
+
+class SparkProcess:
+    """A process with a Spark session that runs one job after the other."""
+
+    def __init__(self, python: str, environment: Mapping[str, str], jars: str = "") -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the process)
+        self._process = subprocess.Popen(
+            [python, "-m", "semel.bench.spark_jobs", jars],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, **environment},
+        )
+
+    def run(self, job: str, **arguments: Any) -> dict[str, Any]:
+        """Run a job of `Jobs` and return its answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"job": job, **arguments}) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith(ANSWER):
+                return json.loads(line.removeprefix(ANSWER))
+        self._errors.seek(0)
+        tail = "\n".join(self._errors.read().strip().splitlines()[-20:])
+        raise JobFailed(f"The job {job} of `semel bench spark` failed; nothing was measured.\n{tail}")
+
+    def close(self) -> None:
+        """End the process and its Spark."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        if self._process.poll() is None:
+            self._process.stdin.close()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+
+@contextmanager
+def installed_spark() -> Iterator[SparkProcess]:
+    """The pyspark beside Semel, without any jar."""
+    # For format("semel") Spark's workers must find `pyspark_semel`, which lies beside the package.
+    beside = str(Path(semel.__file__).parents[1])
+    with _running(SparkProcess(sys.executable, {"PYTHONPATH": _joined(beside, os.environ.get("PYTHONPATH"))})) as spark:
+        yield spark
+
+
+@contextmanager
+def connector_spark() -> Iterator[SparkProcess]:
+    """The pyspark that Spark's Kafka connector is there for, with the connector, and with Semel."""
+    libraries = jars(f"spark-kafka/{CONNECTOR_VERSION}", _CONNECTOR, alone=True)
+    python = connector_python()
+    with tempfile.TemporaryDirectory(prefix="semel-bench-") as folder:
+        # The package alone: what else lies beside it here, such as another pyspark, must not be found there.
+        (Path(folder) / "semel").symlink_to(Path(semel.__file__).parent, target_is_directory=True)
+        with _running(SparkProcess(str(python), {"PYTHONPATH": folder}, str(libraries))) as spark:
+            yield spark
+
+
+@contextmanager
+def _running(spark: SparkProcess) -> Iterator[SparkProcess]:
+    try:
+        yield spark
+    finally:
+        spark.close()
+
+
+def connector_python() -> Path:
+    """The Python of the baseline's environment, made at first use, and anew when versions here have changed."""
+    packages = (f"pyspark[sql]=={CONNECTOR_VERSION}", "pandas<3", *(f"{name}=={version(name)}" for name in SINK_NEEDS))
+    mark = hashlib.sha256(repr((sys.version_info[:2], packages)).encode()).hexdigest()[:12]
+    folder = cached_folder(f"pyspark/{CONNECTOR_VERSION}-{mark}", lambda folder: _install(folder, packages))
+    return folder / "bin" / "python"
+
+
+def _install(folder: Path, packages: Sequence[str]) -> None:
+    failure = f"The environment with pyspark {CONNECTOR_VERSION} could not be made; check pip's network settings."
+    for command in (
+        [sys.executable, "-m", "venv", str(folder)],
+        [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages],
+    ):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise ConfigError(f"{failure} It did not end within {_INSTALL_TIMEOUT_S} s.") from None
+        if done.returncode != 0:
+            tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
+            raise ConfigError(f"{failure}\n{tail}")
+
+
+def _joined(*paths: str | None) -> str:
+    return os.pathsep.join(path for path in paths if path)
