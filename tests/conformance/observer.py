@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import cast
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 _POLL_S = 0.5
 
@@ -75,9 +75,19 @@ def wait_until_settled(bootstrap: str, topic: str, partitions: int) -> None:
         deadline = time.monotonic() + 60
         for partition in range(partitions):
             where = TopicPartition(topic, partition)
-            while consumer.get_watermark_offsets(where)[1] != committed.get_watermark_offsets(where)[1]:
+            while (end := _end(consumer, where)) is None or end != _end(committed, where):
                 assert time.monotonic() < deadline, f"{topic}-{partition}: a transaction stayed open"
                 time.sleep(0.01)
     finally:
         consumer.close()
         committed.close()
+
+
+def _end(consumer: Consumer, where: TopicPartition) -> int | None:
+    """The end of a partition, or None while its leader is on the move: the observer may ask in that moment too."""
+    try:
+        return consumer.get_watermark_offsets(where)[1]
+    except KafkaException as error:
+        if error.args[0].code() not in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE):
+            raise
+        return None
