@@ -55,7 +55,7 @@ class KafkaError(SemelError):
     """A broker answered with an error code that retrying cannot cure.
 
     `is_fatal` tells that the client object that met it cannot go on. `earlier_answer_lost` tells that the request had
-    been sent before and that try's answer never came: it may have been carried out then.
+    been sent before and that try's answer never came, or left it open: it may have been carried out since.
 
     >>> from kio.schema.errors import ErrorCode
     >>> str(KafkaError("The topic is not there.", code=ErrorCode.unknown_topic_or_partition))

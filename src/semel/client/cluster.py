@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -82,6 +82,17 @@ def _wait_readable(connections: Iterable[Connection], timeout_s: float) -> list[
 
 WaitReadable = Callable[[Iterable[Connection], float], list[Connection]]
 """Waits at most so many seconds until some of these have something to read, and returns those."""
+
+_OPEN_ANSWERS: Final = frozenset(
+    {
+        ErrorCode.coordinator_not_available,
+        ErrorCode.not_coordinator,
+        ErrorCode.request_timed_out,
+        ErrorCode.network_exception,
+        ErrorCode.kafka_storage_error,
+    }
+)
+"""Told when what was asked for is written, and not yet safe: a coordinator that comes after may still carry it out."""
 
 
 class Cluster:
@@ -297,6 +308,7 @@ class Cluster:
                 if answer.code == ErrorCode.none:
                     return response
                 judged = verdict(answer.code, api)
+                answer_lost = answer_lost or answer.code in _OPEN_ANSWERS
                 if judged.action is not Action.RETRIABLE or patience.is_spent or _is_missing(answer.code, patience):
                     error = failure(answer.code, api, what, answer.message)
                     error.earlier_answer_lost = answer_lost

@@ -143,6 +143,8 @@ class Line:
     def _answered(self, data: bytes) -> None:
         number = read_correlation_id(memoryview(data)[4:])
         name = self._under_way.pop(number, None)
+        if self._network.host.broker_if_up() is not self._server.broker:
+            return  # its process has died in a write; what it still does here, nobody hears of
         self._network.host.happened()
         if name is None or not self.is_open:
             return
