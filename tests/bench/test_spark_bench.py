@@ -61,7 +61,7 @@ def test_input_has_every_row_once_and_no_two_values_alike(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("sizes", [{"records": 1}, {"rounds": 0}, {"singles": 0}])
-def test_sizes_that_measure_nothing_are_refused(sizes: dict[str, int]) -> None:
+def test_sizes_that_measure_nothing_are_refused(sizes: dict[str, Any]) -> None:
     """Before anything is started."""
     with pytest.raises(ConfigError, match="needs 8 records"):
         spark.run(**sizes)

@@ -28,8 +28,8 @@ def make_section(measured: float | None) -> Section:
     )
 
 
-def fake_sections(measured: float | None) -> Callable[[str | None], list[Section]]:
-    return lambda name=None: [make_section(measured)]
+def fake_sections(measured: float | None) -> Callable[..., list[Section]]:
+    return lambda name=None, **sizes: [make_section(measured)]
 
 
 @pytest.mark.parametrize(("measured", "passed"), [(3.0, True), (2.99, False), (None, False)])

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -71,13 +71,13 @@ class SparkProcess:
         """End the process and its Spark."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        if self._process.poll() is None:
+        with suppress(BrokenPipeError):  # it has ended by itself, with a question unread
             self._process.stdin.close()
-            try:
-                self._process.wait(30)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._process.stdout.close()
         self._errors.close()
 
