@@ -54,8 +54,8 @@ class UnsupportedByBroker(SemelError):
 class KafkaError(SemelError):
     """A broker answered with an error code that retrying cannot cure.
 
-    `is_fatal` tells that the client object that met it cannot go on. `earlier_answer_lost` tells that the request had
-    been sent before and that try's answer never came, or left it open: it may have been carried out since.
+    `is_fatal` tells that the client object that met it cannot go on. `is_earlier_try_open` tells that the request
+    had been sent before and that try's answer never came, or left it open: it may have been carried out since.
 
     >>> from kio.schema.errors import ErrorCode
     >>> str(KafkaError("The topic is not there.", code=ErrorCode.unknown_topic_or_partition))
@@ -68,7 +68,7 @@ class KafkaError(SemelError):
         super().__init__(message)
         self.code = code
         self.is_fatal = is_fatal
-        self.earlier_answer_lost = False
+        self.is_earlier_try_open = False
 
 
 class UnknownTopic(KafkaError):
@@ -92,7 +92,7 @@ class TransactionAborted(KafkaError):
 
 
 class CommitUnknown(SemelError):
-    """A commit was asked for and its answer was lost: the transaction may be committed or aborted.
+    """A commit was asked for and no answer tells what became of it: the transaction may be committed or aborted.
 
     Never abort after it and never write the records again on a guess. `Producer.resolve()` fences the transaction and
     tells which of the two it became.

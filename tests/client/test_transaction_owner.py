@@ -58,6 +58,12 @@ def open_transaction(protocol: int) -> TransactionOwner:
     return owner
 
 
+def lose_commit(coordinator: Coordinator, owner: TransactionOwner) -> None:
+    coordinator.end.append(ConnectionLost("gone"))
+    with pytest.raises(CommitUnknown):
+        owner.commit(None)
+
+
 def test_a_refused_commit_can_be_aborted_though_nobody_can_be_asked_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection was lost between the refusal and the question: the producer must not stay half-way."""
     coordinator = Coordinator(monkeypatch)
@@ -83,9 +89,7 @@ def test_a_lost_commit_is_not_told_by_the_marker_of_an_earlier_transaction(
     monkeypatch.setattr(transaction_owner, "find_marker", find_marker)
     coordinator = Coordinator(monkeypatch)
     owner = open_transaction(protocol)
-    coordinator.end.append(ConnectionLost("gone"))
-    with pytest.raises(CommitUnknown):
-        owner.commit(None)
+    lose_commit(coordinator, owner)
     coordinator.owner.append(Owner(MINE.following, "CompleteAbort"))
     coordinator.init.append(ProducerIdentity(7, 5))
     assert owner.resolve() is Outcome.ABORTED
@@ -97,9 +101,7 @@ def test_resolve_can_be_called_again_until_it_has_told_the_outcome(monkeypatch: 
     monkeypatch.setattr(transaction_owner, "find_marker", lambda *_, **__: SimpleNamespace(kind="commit"))
     coordinator = Coordinator(monkeypatch)
     owner = open_transaction(2)
-    coordinator.end.append(ConnectionLost("gone"))
-    with pytest.raises(CommitUnknown):
-        owner.commit(None)
+    lose_commit(coordinator, owner)
     coordinator.owner += [Owner(MINE.following, "CompleteCommit")] * 2
     coordinator.init += [ConnectionLost("gone"), ProducerIdentity(7, 5)]
     with pytest.raises(ConnectionLost):
@@ -114,9 +116,7 @@ def test_resolve_tells_the_outcome_though_the_coordinator_has_forgotten_the_id(m
     monkeypatch.setattr(transaction_owner, "find_marker", lambda *_, **__: SimpleNamespace(kind="commit"))
     coordinator = Coordinator(monkeypatch)
     owner = open_transaction(2)
-    coordinator.end.append(ConnectionLost("gone"))
-    with pytest.raises(CommitUnknown):
-        owner.commit(None)
+    lose_commit(coordinator, owner)
     coordinator.owner.append(Fenced("forgotten", code=ErrorCode.invalid_producer_id_mapping, is_fatal=True))
     assert owner.resolve() is Outcome.COMMITTED
     assert owner.state is State.DEAD

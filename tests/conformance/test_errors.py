@@ -111,7 +111,7 @@ def test_every_exception_survives_pickling(kind: type[SemelError]) -> None:
     error = kind("What happened.")
     if isinstance(error, KafkaError):
         error = type(error)("What happened.", code=ErrorCode.producer_fenced, is_fatal=True)
-        error.earlier_answer_lost = True
+        error.is_earlier_try_open = True
         assert error.code is ErrorCode.producer_fenced
     check_pickles(error)
 

@@ -9,7 +9,6 @@ from itertools import count
 import pytest
 from topic_contents import group_offsets
 
-from semel.broker.process import Broker
 from semel.client.admin import Admin
 from semel.client.partitions import TopicPartition
 from semel.client.producer import Producer
@@ -19,12 +18,6 @@ from semel.spark.options import SinkOptions, make_options
 from semel.spark.owner import PipelineOwner
 
 _names = count()
-
-
-@pytest.fixture(scope="module", params=[2, 0], ids=["protocol 2", "protocol 1"])
-def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    with Broker(config={"transaction.version": request.param}) as broker:
-        yield broker.bootstrap
 
 
 @pytest.fixture

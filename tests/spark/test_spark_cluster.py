@@ -22,7 +22,6 @@ from standalone import Standalone, cluster_session, command_of, kill, standalone
 from topic_contents import values
 
 import semel
-from semel.broker.process import Broker
 from semel.client.admin import Admin
 from semel.spark import failpoints
 from semel.spark.progress import BatchProgress
@@ -54,12 +53,6 @@ def spark(cluster: Standalone) -> Iterator[SparkSession]:
     session = cluster_session(cluster.url, **eager)
     yield session
     session.stop()
-
-
-@pytest.fixture(scope="module", params=[2, 0], ids=["protocol 2", "protocol 1"])
-def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    with Broker(config={"transaction.version": request.param}) as broker:
-        yield broker.bootstrap
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from spark_sessions import small_spark
 from topic_contents import values
 
 import semel
-from semel.broker.process import Broker
 from semel.client.admin import Admin
 from semel.spark import failpoints
 
@@ -37,12 +36,6 @@ def spark() -> Iterator[SparkSession]:
     session = small_spark("local[2]")  # a task that fails is not tried again
     yield session
     session.stop()
-
-
-@pytest.fixture(scope="module", params=[2, 0], ids=["protocol 2", "protocol 1"])
-def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    with Broker(config={"transaction.version": request.param}) as broker:
-        yield broker.bootstrap
 
 
 @pytest.mark.parametrize("kind", KINDS)

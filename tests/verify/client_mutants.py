@@ -118,8 +118,8 @@ def a_refusal_is_told_as_an_abort_too_early(patch: pytest.MonkeyPatch) -> None:
     original: Any = vars(TransactionOwner)["_explain_commit"]
 
     def explain(self: Any, error: BaseException) -> None:
-        if isinstance(error, Fenced) or getattr(error, "earlier_answer_lost", False):
-            error.earlier_answer_lost = False  # type: ignore[attr-defined]
+        if isinstance(error, Fenced) or getattr(error, "is_earlier_try_open", False):
+            error.is_earlier_try_open = False  # type: ignore[attr-defined]
         if isinstance(error, ConnectionLost | RequestTimedOut):
             self._move(Event.COMMIT_REFUSED)
             raise TransactionAborted("It was aborted.", code=ErrorCode.request_timed_out) from error

@@ -111,6 +111,11 @@ def test_a_bug_planted_in_the_client_is_found(mutant: Mutant, monkeypatch: pytes
     assert any(run_seed(seed, TRANSACTIONS).violation for seed in [FOUND_BY.get(mutant, SEEDS[0]), *range(1, 37)])
 
 
+def test_a_broker_that_died_in_a_write_answers_nobody() -> None:
+    """Its other tasks went on for a moment, and a client was told what no log had shown yet."""
+    assert run_seed(12, 200).violation is None
+
+
 def test_the_command_names_the_size_of_a_failing_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -287,7 +287,7 @@ class Cluster:
         spent.
         """
         patience = patience or self.patience()
-        answer_lost = False
+        is_open = False
         while True:
             judged: Verdict | None = None
             try:
@@ -295,11 +295,11 @@ class Cluster:
             except BrokerUnreachable as error:
                 forget_node()
                 if self._gives_up(patience):
-                    if answer_lost:
+                    if is_open:
                         raise _still_unknown(error) from error.__cause__
                     raise
             except (ConnectionLost, RequestTimedOut):
-                answer_lost = True
+                is_open = True
                 forget_node()
                 if self._gives_up(patience):
                     raise
@@ -308,10 +308,10 @@ class Cluster:
                 if answer.code == ErrorCode.none:
                     return response
                 judged = verdict(answer.code, api)
-                answer_lost = answer_lost or answer.code in _OPEN_ANSWERS
+                is_open = is_open or answer.code in _OPEN_ANSWERS
                 if judged.action is not Action.RETRIABLE or patience.is_spent or _is_missing(answer.code, patience):
                     error = failure(answer.code, api, what, answer.message)
-                    error.earlier_answer_lost = answer_lost
+                    error.is_earlier_try_open = is_open
                     raise error
                 if judged.refresh is not Refresh.NOTHING:
                     forget_node()
@@ -469,7 +469,7 @@ def _is_missing(code: ErrorCode, patience: Patience) -> bool:
 
 
 def _still_unknown(error: BrokerUnreachable) -> ConnectionLost:
-    return ConnectionLost(f"{error} An earlier try was sent, and its answer was lost.")
+    return ConnectionLost(f"{error} An earlier try was sent, and what became of it is not known.")
 
 
 def _is_unanswered(api: Api, fields: Mapping[str, Any]) -> bool:

@@ -180,7 +180,7 @@ class TransactionOwner:
 
     def _explain_commit(self, error: BaseException) -> None:
         """What a failed commit means; raises in its place where that must be said in other words."""
-        if isinstance(error, KafkaError) and not error.earlier_answer_lost:
+        if isinstance(error, KafkaError) and not error.is_earlier_try_open:
             self._explain_refusal(error)
         elif isinstance(error, BrokerUnreachable):
             self._move(Event.COMMIT_REFUSED)  # nothing was sent
@@ -191,7 +191,7 @@ class TransactionOwner:
             self._in_doubt = self._mine
             if isinstance(error, SemelError):
                 raise CommitUnknown(
-                    "The commit was sent and its answer was lost: the transaction may be committed or aborted. "
+                    "The commit was sent and no answer tells what became of it: it may be committed or aborted. "
                     f"Call resolve() to find out, and do not write its records again before. Last: {error}"
                 ) from error
 

@@ -1,6 +1,7 @@
 """OffsetForLeaderEpoch (23), versions 2-4: where a leader's time ended.
 
-There is one broker, and a new epoch begins when a power cut may have taken records that were readable before."""
+There is one broker, and a new epoch begins when a power cut may have taken records that were readable before.
+"""
 
 from __future__ import annotations
 
