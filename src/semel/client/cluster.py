@@ -287,7 +287,7 @@ class Cluster:
         spent.
         """
         patience = patience or self.patience()
-        is_open = False
+        is_try_open = False
         while True:
             judged: Verdict | None = None
             try:
@@ -295,11 +295,11 @@ class Cluster:
             except BrokerUnreachable as error:
                 forget_node()
                 if self._gives_up(patience):
-                    if is_open:
+                    if is_try_open:
                         raise _still_unknown(error) from error.__cause__
                     raise
             except (ConnectionLost, RequestTimedOut):
-                is_open = True
+                is_try_open = True
                 forget_node()
                 if self._gives_up(patience):
                     raise
@@ -308,10 +308,10 @@ class Cluster:
                 if answer.code == ErrorCode.none:
                     return response
                 judged = verdict(answer.code, api)
-                is_open = is_open or answer.code in _OPEN_ANSWERS
+                is_try_open = is_try_open or answer.code in _OPEN_ANSWERS
                 if judged.action is not Action.RETRIABLE or patience.is_spent or _is_missing(answer.code, patience):
                     error = failure(answer.code, api, what, answer.message)
-                    error.is_earlier_try_open = is_open
+                    error.is_earlier_try_open = is_try_open
                     raise error
                 if judged.refresh is not Refresh.NOTHING:
                     forget_node()
