@@ -19,10 +19,11 @@ class Crash(Exception):
 class Crasher:
     """Lets the sink die at one step, once."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, environment: dict[str, str], *, do_tasks_write: bool = False) -> None:
         self._environment = environment
         self._abort: Callable[[PipelineOwner], None] = PipelineOwner.abort
         self._point: str | None = None
+        self._in_tasks = IN_TASKS if do_tasks_write else ()
         self._is_dead = False
         for module in (failpoints, once, sink):
             patch.setattr(module, "reach", self._reach)
@@ -32,7 +33,7 @@ class Crasher:
     def arm(self, point: str | None) -> None:
         self._point, self._is_dead = point, False
         self._environment.pop(failpoints.VARIABLE, None)
-        if point in IN_TASKS:
+        if point in self._in_tasks:
             self._environment[failpoints.VARIABLE] = f"{point}:2"  # kills the task's own process
 
     def _reach(self, point: str, pipeline: str) -> None:
@@ -42,7 +43,7 @@ class Crasher:
 
     def _abort_unless_dead(self) -> Callable[[PipelineOwner], None]:
         def abort(owner: PipelineOwner) -> None:
-            if self._is_dead or (self._point in IN_TASKS and owner.is_open):
+            if self._is_dead or (self._point in self._in_tasks and owner.is_open):
                 raise Crash(self._point)
             self._abort(owner)
 

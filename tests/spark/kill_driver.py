@@ -47,6 +47,9 @@ def deduplicated(spark: SparkSession, folder: Path) -> DataFrame:
     return source(spark, folder / "left").dropDuplicates(["id"]).selectExpr("word key", "cast(id as string) value")
 
 
+WRITTEN_BY_TASKS = ("windowed", "deduplicated")
+"""All others are written by the driver, as everything is by default where Spark is on one machine."""
+
 KINDS = {"stateless": stateless, "windowed": windowed, "joined": joined, "deduplicated": deduplicated}
 
 
@@ -59,6 +62,11 @@ def piped(spark: SparkSession, bootstrap: str, topic: str, rows: int, **options:
 
 def doubled(rows: DataFrame, kind: str) -> DataFrame:
     return rows.selectExpr("key", "value", f"explode(array('out-{kind}', 'copy-{kind}')) topic")
+
+
+def ways_to_write(kind: str) -> dict[str, int]:
+    """Options of the sink: several batches for each partition, and requests, so that a kill can come between them."""
+    return {"batch_size": 200, **({"writers": 2} if kind in WRITTEN_BY_TASKS else {"max_request_size": 1_000})}
 
 
 def main() -> None:
@@ -85,7 +93,7 @@ def main() -> None:
             bootstrap=bootstrap,
             checkpoint=str(folder / kind / "checkpoint"),
             trigger={"availableNow": True},
-            batch_size=200,  # several batches for each partition, so that a kill can come between two of them
+            **ways_to_write(kind),
         )
         queries.append(query)
     for query in queries:

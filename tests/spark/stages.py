@@ -40,9 +40,7 @@ def encode(
     job = Encode(settings, topic, counts, Slots.make(1), 1_000, "seed", buffer_bytes=4_000)
     made = [batch for task, part in enumerate(parts) for batch in job.encode(iter(part.to_batches()), task)]
     table = pa.Table.from_batches(made).sort_by([("map", "ascending"), ("number", "ascending")])
-    sizes = pa.array([len(data) for data in table.column("data").to_pylist()], pa.int64())
-    rows = table.drop_columns(["data"]).append_column("bytes", sizes).to_pylist()
-    return Blobs(table, read_manifest([Row(row) for row in rows]))
+    return Blobs(table, read_manifest([Row(row) for row in table.to_pylist()]))
 
 
 def write(

@@ -24,6 +24,7 @@ from topic_contents import values
 import semel
 from semel.client.admin import Admin
 from semel.spark import failpoints
+from semel.spark.encode import SMALL_BYTES
 from semel.spark.progress import BatchProgress
 
 pytestmark = [
@@ -118,6 +119,16 @@ def test_a_python_worker_that_dies_while_it_writes_is_followed_by_another(
     assert done.attempts == 1
 
 
+@pytest.mark.parametrize("records", [4_000, 100_000], ids=["little", "much"])
+def test_the_driver_writes_little_itself_and_leaves_much_to_the_tasks(
+    spark: SparkSession, bootstrap: str, topic: str, records: int
+) -> None:
+    """E2: on a cluster the driver gets little data with the manifest; either way each record is there once."""
+    done = semel.write_batch(numbers(spark, records), name=topic, job_id="1", bootstrap=bootstrap, topic=topic)
+    assert (done.bytes > 4 * SMALL_BYTES) == (records > 4_000), "the sizes do not tell the ways apart"
+    assert values(bootstrap, topic) == expected(records)
+
+
 def test_an_executor_that_dies_while_it_writes_takes_encoded_data_with_it(
     cluster: Standalone, spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
 ) -> None:
@@ -177,6 +188,7 @@ def test_random_kills_of_executors_and_workers_lose_and_repeat_nothing(
                 checkpoint=str(tmp_path / "checkpoint"),
                 trigger={"availableNow": True},
                 batch_size=16_384,
+                writers=4,
                 on_progress=done.append,
             )
             try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from crasher import Crash, Crasher
-from kill_driver import KINDS
+from kill_driver import KINDS, WRITTEN_BY_TASKS, ways_to_write
 from kill_feed import Feed, expected
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -58,12 +58,12 @@ def test_a_query_that_crashes_at_every_step_loses_and_repeats_nothing(
             topic=topic,
             checkpoint=str(tmp_path / "checkpoint"),
             trigger={"availableNow": True},
-            batch_size=400,
+            **ways_to_write(kind),
         )
         query.awaitTermination()
 
     with monkeypatch.context() as patch:
-        crasher = Crasher(patch, environment)
+        crasher = Crasher(patch, environment, do_tasks_write=kind in WRITTEN_BY_TASKS)
         for point in failpoints.POINTS:
             feed.add(2)
             crasher.arm(point)

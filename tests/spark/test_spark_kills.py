@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from kill_driver import KINDS
+from kill_driver import KINDS, WRITTEN_BY_TASKS
 from kill_feed import ROWS, Feed, KafkaFeed, expected
 from topic_contents import group_offsets, values
 
@@ -31,8 +31,11 @@ from semel.testing.apache_kafka import ApacheKafka
 
 pytestmark = pytest.mark.chaos
 
-STEPS = (*(f"{point}:1" for point in POINTS), "before_produce:3")
-"""The last is in the midst of writing: the third blob of one task."""
+STEPS = (*(f"{point}:1" for point in POINTS), "before_produce:midst")
+"""The last is in the midst of writing: some blobs have left, others have not."""
+
+MIDST = {True: "3", False: "12"}
+"""Which blob that is, of one task or of the driver."""
 
 PAIRS = [(STEPS[number % len(STEPS)], list(KINDS)[number % len(KINDS)]) for number in range(len(STEPS) * len(KINDS))]
 """Every step with every kind of query (their numbers have no common factor); the first eleven have every step once."""
@@ -145,6 +148,7 @@ def test_a_driver_that_dies_at_any_step_loses_and_repeats_nothing(
         assert drivers.run(list(KINDS)) == 0, drivers.log()
     for step, kind in kills:
         feeds[kind].add(2)
+        step = step.replace("midst", MIDST[kind in WRITTEN_BY_TASKS])
         started = time.monotonic()
         ended = drivers.run([kind], kill_at=step)
         print(f"{kind} killed at {step} after {time.monotonic() - started:.1f} s", flush=True)

@@ -245,7 +245,7 @@ def test_a_worker_that_dies_while_it_writes_is_followed_by_another_that_goes_on(
     environment[failpoints.VARIABLE] = f"before_produce:6:{topic}/1"
     try:
         done = semel.write_batch(
-            numbers(spark, 0, 300), name=topic, job_id="1", bootstrap=bootstrap, topic=topic, batch_size=300
+            numbers(spark, 0, 300), name=topic, job_id="1", bootstrap=bootstrap, topic=topic, batch_size=300, writers=2
         )
     finally:
         del environment[failpoints.VARIABLE]

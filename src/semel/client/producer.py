@@ -156,6 +156,13 @@ class Producer:
         with self._dooming():
             self._push()
 
+    def send_encoded(self, topic: str, partition: int, batch: EncodedBatch) -> None:
+        """Take a batch that was encoded before, perhaps elsewhere; its data is stamped in place. Blocks as above."""
+        self._check_open()
+        self._send_rows()
+        with self._dooming():
+            self._enqueue([(topic, partition, batch)])
+
     def flush(self) -> list[Stored]:
         """Wait until everything is acknowledged; returns what was stored since the last flush.
 

@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import pyarrow as pa
@@ -19,6 +19,8 @@ import pyarrow as pa
 from semel.client.partitions import TopicPartition
 from semel.client.send_queue import SEQUENCES
 from semel.errors import ConfigError, SemelError
+from semel.records import EncodedBatch
+from semel.spark.spool import SpoolReader
 
 BLOB_SCHEMA: Final = pa.schema(
     [
@@ -29,12 +31,18 @@ BLOB_SCHEMA: Final = pa.schema(
         ("number", pa.int32()),  # counts the blobs of that task
         ("mark", pa.int64()),  # random: a blob that was made anew has another one
         ("records", pa.int32()),
+        ("bytes", pa.int32()),
         ("data", pa.binary()),
+        ("is_small", pa.bool_()),  # the task has so little data that the driver may take it with the manifest
+        ("file", pa.string()),  # where the data is instead, if driver and tasks share a machine
+        ("at", pa.int64()),
+        ("input_bytes", pa.int64()),  # of the rows that were encoded together, with the first blob of them
         ("error", pa.binary()),
     ]
 )
 BLOB_DDL: Final = (
-    "slot int, topic string, partition int, map int, number int, mark long, records int, data binary, error binary"
+    "slot int, topic string, partition int, map int, number int, mark long, records int, bytes int, data binary, "
+    "is_small boolean, file string, at long, input_bytes long, error binary"
 )
 
 
@@ -60,6 +68,8 @@ class Manifest:
     partitions: dict[TopicPartition, PartitionManifest] = field(default_factory=dict[TopicPartition, PartitionManifest])
     records: int = 0
     bytes: int = 0
+    input_bytes: int = 0
+    """As rows in Arrow's form."""
     blob_bytes_max: int = 0
 
     @property
@@ -68,7 +78,7 @@ class Manifest:
 
 
 def read_manifest(rows: Iterable[Any]) -> Manifest:
-    """The manifest from rows of (map, number, topic, partition, mark, records, bytes, error); raises a task's error."""
+    """The manifest from rows of blobs, of which `data` is not needed; raises a task's error."""
     manifest = Manifest()
     for row in sorted(rows, key=lambda row: (row.map, row.number)):
         if row.error is not None:
@@ -77,6 +87,7 @@ def read_manifest(rows: Iterable[Any]) -> Manifest:
         manifest.partitions.setdefault(named, PartitionManifest()).add(row.mark, row.records)
         manifest.records += row.records
         manifest.bytes += row.bytes
+        manifest.input_bytes += row.input_bytes
         manifest.blob_bytes_max = max(manifest.blob_bytes_max, row.bytes)
     for named, partition in manifest.partitions.items():
         if partition.records >= SEQUENCES:
@@ -85,6 +96,26 @@ def read_manifest(rows: Iterable[Any]) -> Manifest:
                 "nothing was written. Make the micro-batch smaller, for instance by maxOffsetsPerTrigger."
             )
     return manifest
+
+
+class Piece(NamedTuple):
+    """A blob that the driver itself can write."""
+
+    partition: TopicPartition
+    batch: EncodedBatch
+
+
+def read_pieces(rows: Iterable[Any]) -> list[Piece] | None:
+    """The blobs in the order of the manifest, or None if some of them are with Spark alone."""
+    ordered = sorted(rows, key=lambda row: (row.map, row.number))
+    if any(row.data is None and row.file is None for row in ordered):
+        return None
+    spool = SpoolReader()
+    pieces: list[Piece] = []
+    for row in ordered:
+        data = memoryview(bytearray(row.data)) if row.file is None else spool.view(row.file, row.at, row.bytes)
+        pieces.append(Piece(TopicPartition(row.topic, row.partition), EncodedBatch(data, row.records)))
+    return pieces
 
 
 def pack_error(error: SemelError) -> bytes:
@@ -145,15 +176,19 @@ def blob_batch(rows: list[Mapping[str, Any]]) -> pa.RecordBatch:
     """Rows as one Arrow batch; the data of a single row is not copied."""
     columns = {name: [row.get(name) for row in rows] for name in BLOB_SCHEMA.names if name != "data"}
     arrays = {name: pa.array(values, BLOB_SCHEMA.field(name).type) for name, values in columns.items()}
-    arrays["data"] = _binary_array([row.get("data", b"") for row in rows])
+    arrays["data"] = _binary_array([row.get("data") for row in rows])
     return pa.RecordBatch.from_arrays([arrays[name] for name in BLOB_SCHEMA.names], schema=BLOB_SCHEMA)
 
 
-def _binary_array(pieces: list[bytes | memoryview]) -> pa.Array:
+def _binary_array(pieces: list[bytes | memoryview | None]) -> pa.Array:
+    given = [piece for piece in pieces if piece is not None]
+    if not given:
+        return pa.nulls(len(pieces), pa.binary())
+    assert len(given) == len(pieces), "a task has all of its data in files, or none"
     ends = [0]
-    for piece in pieces:
+    for piece in given:
         ends.append(ends[-1] + len(piece))
-    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    data = given[0] if len(given) == 1 else b"".join(given)
     return pa.Array.from_buffers(
-        pa.binary(), len(pieces), [None, pa.array(ends, pa.int32()).buffers()[1], pa.py_buffer(data)]
+        pa.binary(), len(given), [None, pa.array(ends, pa.int32()).buffers()[1], pa.py_buffer(data)]
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,10 +20,14 @@ from semel.errors import SemelError
 from semel.records import EncodedBatch, StickyPartitioner
 from semel.spark.blobs import Slots, blob_batch, pack_error
 from semel.spark.connections import shared_cluster
+from semel.spark.spool import SpoolFailed, SpoolFile
 from semel.spark.workers import ease_worker
 
 BUFFER_BYTES: Final = 32 * 1024 * 1024
 """Rows that are gathered before they are sorted by partition: enough for full batches to a few dozen partitions."""
+
+SMALL_BYTES: Final = 128 * 1024
+"""What a task may hand to the driver, which gets it from all tasks of a stage."""
 
 _YIELD_BYTES: Final = 1024 * 1024
 _MARKS: Final = random.SystemRandom()
@@ -39,6 +44,8 @@ class Encode:
     slots: Slots
     now_ms: int
     seed: str
+    spool: str | None = None
+    """A folder that the driver can read."""
     buffer_bytes: int = BUFFER_BYTES
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -52,26 +59,51 @@ class Encode:
             ease_worker()
 
     def encode(self, batches: Iterator[pa.RecordBatch], map_task: int) -> Iterator[pa.RecordBatch]:
+        """Rows for the blobs of one task: with the data of each, or with its place in a file."""
+        rows = self._rows(batches, map_task)
+        first: list[dict[str, Any]] = []
+        first_bytes = 0
+        for row in rows:
+            first.append(row)
+            first_bytes += row.get("bytes", 0)
+            if first_bytes > SMALL_BYTES:
+                break
+        if first_bytes <= SMALL_BYTES:
+            yield from _in_chunks(iter([{**row, "is_small": True} for row in first]))
+        elif self.spool is None:
+            yield from _in_chunks(chain(first, rows))
+        else:
+            yield blob_batch(self._spooled(chain(first, rows), map_task))
+
+    def _rows(self, batches: Iterator[pa.RecordBatch], map_task: int) -> Iterator[dict[str, Any]]:
         config = parse_config(self.settings).producer
         # Without a key a record may go anywhere, yet a repeat of this task should send it to the same place.
         sticky = StickyPartitioner(random.Random(f"{self.seed}-{map_task}"), batch_bytes=config.batch_bytes)
         number = 0
         for table in _gather(batches, self.buffer_bytes):
-            waiting: list[Mapping[str, Any]] = []
-            waiting_bytes = 0
+            input_bytes = table.nbytes
             try:
                 for topic, partition, batch in self._encode_table(table, config, sticky):
-                    waiting.append(self._row(topic, partition, map_task, number, batch))
-                    waiting_bytes += len(batch.data)
-                    number += 1
-                    if waiting_bytes >= _YIELD_BYTES:
-                        yield blob_batch(waiting)
-                        waiting, waiting_bytes = [], 0
+                    yield self._row(topic, partition, map_task, number, batch) | {"input_bytes": input_bytes}
+                    number, input_bytes = number + 1, 0
             except SemelError as error:
-                yield blob_batch([{"slot": 0, "map": map_task, "number": number, "error": pack_error(error)}])
+                yield _failure(error, map_task, number)
                 return
-            if waiting:
-                yield blob_batch(waiting)
+
+    def _spooled(self, rows: Iterator[dict[str, Any]], map_task: int) -> list[Mapping[str, Any]]:
+        """The rows, with their data in a file."""
+        assert self.spool is not None
+        placed: list[Mapping[str, Any]] = []
+        try:
+            with SpoolFile(self.spool, f"{map_task}-{_MARKS.getrandbits(63):x}") as file:
+                for row in rows:
+                    data = row.pop("data", None)
+                    if data is not None:
+                        row.update(file=file.path, at=file.append(data))
+                    placed.append(row)
+        except SpoolFailed as error:
+            placed.append(_failure(error, map_task, len(placed)))
+        return placed
 
     def _encode_table(
         self, table: pa.Table, config: ProducerConfig, sticky: StickyPartitioner
@@ -90,7 +122,7 @@ class Encode:
         known = self.partition_counts.get(topic)
         return len(shared_cluster(self.settings).leaders(topic)) if known is None else known
 
-    def _row(self, topic: str, partition: int, map_task: int, number: int, batch: EncodedBatch) -> Mapping[str, Any]:
+    def _row(self, topic: str, partition: int, map_task: int, number: int, batch: EncodedBatch) -> dict[str, Any]:
         return {
             "slot": self.slots.slot(topic, partition),
             "topic": topic,
@@ -99,8 +131,26 @@ class Encode:
             "number": number,
             "mark": _MARKS.getrandbits(63),
             "records": batch.record_count,
+            "bytes": len(batch.data),
             "data": batch.data,
         }
+
+
+def _failure(error: SemelError, map_task: int, number: int) -> dict[str, Any]:
+    return {"slot": 0, "map": map_task, "number": number, "is_small": True, "error": pack_error(error)}
+
+
+def _in_chunks(rows: Iterator[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
+    waiting: list[Mapping[str, Any]] = []
+    waiting_bytes = 0
+    for row in rows:
+        waiting.append(row)
+        waiting_bytes += row.get("bytes", 0)
+        if waiting_bytes >= _YIELD_BYTES:
+            yield blob_batch(waiting)
+            waiting, waiting_bytes = [], 0
+    if waiting:
+        yield blob_batch(waiting)
 
 
 def _gather(batches: Iterator[pa.RecordBatch], enough_bytes: int) -> Iterator[pa.Table]:

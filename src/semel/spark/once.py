@@ -1,7 +1,8 @@
 """One micro-batch or job, written exactly once: encode, write inside one transaction, settle; again if that fails.
 
 This runs on the driver. What has failed before the transaction is over leaves no trace; the encoded data is kept, so
-that a repeat writes the same bytes under a new epoch without computing anything anew.
+that a repeat writes the same bytes under a new epoch without computing anything anew. The driver itself writes what it
+can get hold of cheaply: little data, and all data of a Spark on one machine. Spark's tasks write the rest.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +28,7 @@ from semel.errors import (
     SemelError,
     TransactionAborted,
 )
-from semel.spark.blobs import BLOB_DDL, Manifest, Slots, read_manifest, unpack_error
+from semel.spark.blobs import BLOB_DDL, BLOB_SCHEMA, Manifest, Piece, Slots, read_manifest, read_pieces, unpack_error
 from semel.spark.columns import record_columns
 from semel.spark.encode import Encode
 from semel.spark.failpoints import reach
@@ -34,6 +36,7 @@ from semel.spark.ledger import Entry
 from semel.spark.options import SinkOptions
 from semel.spark.owner import PipelineFenced, PipelineOwner
 from semel.spark.progress import BatchProgress, log_event, log_progress
+from semel.spark.spool import batch_folder
 from semel.spark.write import WRITTEN_DDL, BlobsChanged, Write
 from semel.wire import ErrorCode
 
@@ -41,8 +44,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _ROWS_SETTING: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_BYTES_SETTING: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+_PLAIN_BYTES: Final = re.compile(r"(\d+)b?")
+_NO_LIMIT: Final = "2147483647b"
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
 _CHUNK_ROWS_MAX: Final = 10_000
+_LOCAL_MASTER: Final = re.compile(r"local(\[.*\])?")
 _CANCELLED: Final = re.compile(r"SPARK_JOB_CANCELLED|Job \d+ (was )?cancelled", re.IGNORECASE)
 _WRITERS_MAX: Final = 32
 _CURABLE: Final = frozenset(
@@ -63,11 +70,19 @@ class WriteFailed(TransactionAborted):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A micro-batch as blobs that Spark keeps, and their manifest."""
+    """A micro-batch as blobs, and their manifest."""
 
-    blobs: DataFrame
     manifest: Manifest
+    pieces: list[Piece] | None
+    """The blobs, if the driver has them."""
+    blobs: DataFrame | None
+    """The blobs where Spark keeps them, if it does."""
+    writers: int
     encode_ms: int
+
+    def release(self) -> None:
+        if self.blobs is not None:
+            self.blobs.unpersist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,36 +95,49 @@ class OneWrite:
     entry: Entry
     offsets: Mapping[TopicPartition, int]
     progress: BatchProgress
+    row_bytes: float | None = None
+    """How long the rows of this pipeline are on the average, if that is known."""
 
     def run(self) -> BatchProgress:
         """Write and commit, repeating what failed up to `attempts` times. Raises the last failure."""
         encoded: Encoded | None = None
-        try:
-            for attempt in range(1, self.options.attempts + 1):
-                if encoded is None:
-                    encoded = self._encode()
-                    reach("after_encode", self.options.name)
-                try:
-                    return self._write(encoded, attempt)
-                except SemelError as error:
-                    if not _is_curable(error) or attempt == self.options.attempts:
-                        raise self._explain(error, attempt) from error
-                    log_event(
-                        "batch failed, will be written again",
-                        logging.WARNING,
-                        pipeline=self.options.name,
-                        batch_id=self.progress.batch_id,
-                        job_id=self.progress.job_id,
-                        attempt=attempt,
-                        error=str(error),
-                    )
-                    if isinstance(error, BlobsChanged):
-                        encoded.blobs.unpersist()
-                        encoded = None
-            raise AssertionError("the last attempt returns or raises")
-        finally:
-            if encoded is not None:
-                encoded.blobs.unpersist()
+        with self._spool() as spool:
+            try:
+                for attempt in range(1, self.options.attempts + 1):
+                    if encoded is None:
+                        encoded = self._encode(spool)
+                        reach("after_encode", self.options.name)
+                    try:
+                        return self._write(encoded, attempt)
+                    except SemelError as error:
+                        if not _is_curable(error) or attempt == self.options.attempts:
+                            raise self._explain(error, attempt) from error
+                        self._log_failure(error, attempt)
+                        if isinstance(error, BlobsChanged):
+                            encoded.release()
+                            encoded = None
+                raise AssertionError("the last attempt returns or raises")
+            finally:
+                if encoded is not None:
+                    encoded.release()
+
+    def _spool(self) -> AbstractContextManager[str | None]:
+        """A folder for encoded data, if tasks and driver share a machine, and nobody asked for tasks that write."""
+        conf: Any = self.df.sparkSession.conf
+        if self.options.writers is not None or not _LOCAL_MASTER.fullmatch(conf.get("spark.master", "")):
+            return nullcontext()
+        return batch_folder(conf.get("spark.local.dir", "").split(",")[0] or None)
+
+    def _log_failure(self, error: SemelError, attempt: int) -> None:
+        log_event(
+            "batch failed, will be written again",
+            logging.WARNING,
+            pipeline=self.options.name,
+            batch_id=self.progress.batch_id,
+            job_id=self.progress.job_id,
+            attempt=attempt,
+            error=str(error),
+        )
 
     def _explain(self, error: SemelError, attempt: int) -> SemelError:
         if isinstance(error, PipelineFenced | CommitUnknown) or attempt == 1:
@@ -122,7 +150,7 @@ class OneWrite:
 
     # -- stage 1 ---------------------------------------------------------------------------------------------------
 
-    def _encode(self) -> Encoded:
+    def _encode(self, spool: str | None) -> Encoded:
         """Run the user's plan once, and keep what comes out of it as blobs."""
         from pyspark.sql import functions
 
@@ -137,22 +165,38 @@ class OneWrite:
             Slots.make(writers),
             int(time.time() * 1000),
             f"{self.options.name}-{self.progress.batch_id}-{self.progress.job_id}",
+            spool,
         )
         rows: Any = self.df.select(*record_columns(self.df.schema, topic))
-        blobs = (
-            rows.mapInArrow(encode, BLOB_DDL)
-            .repartition(writers, "slot")
-            .sortWithinPartitions("map", "number")
-            .persist()
-        )
-        size = functions.octet_length("data").alias("bytes")
+        blobs = rows.mapInArrow(encode, BLOB_DDL)
+        if spool is None:
+            blobs.persist()
+            small = functions.when(functions.col("is_small"), functions.col("data")).alias("data")
+            found = blobs.select(*(name for name in BLOB_SCHEMA.names if name != "data"), small)
+        else:
+            found = blobs
         try:
-            meta = blobs.select("map", "number", "topic", "partition", "mark", "records", size, "error").collect()
-            manifest = read_manifest(meta)
+            with self._feeding():
+                collected = found.collect()
+            manifest = read_manifest(collected)
+            pieces = None if self.options.writers is not None else read_pieces(collected)
         except BaseException:
-            blobs.unpersist()
+            if spool is None:
+                blobs.unpersist()
             raise
-        return Encoded(blobs, manifest, _since(started))
+        return Encoded(manifest, pieces, blobs if spool is None else None, writers, _since(started))
+
+    def _feeding(self) -> AbstractContextManager[None]:
+        """Let Spark not measure its Arrow batches after each row if they stay far below its limit anyway.
+
+        That was a quarter of what it takes to hand short rows to Python.
+        """
+        conf: Any = self.df.sparkSession.conf
+        limit = _PLAIN_BYTES.fullmatch(conf.get(_BYTES_SETTING, "1b"))  # Spark 3.5 has none
+        rows = int(conf.get(_ROWS_SETTING))
+        if limit is None or self.row_bytes is None or rows <= 0 or rows * self.row_bytes > int(limit[1]) / 4:
+            return nullcontext()
+        return _setting(self.df.sparkSession, _BYTES_SETTING, _NO_LIMIT)
 
     def _writers(self, partition_counts: Mapping[str, int]) -> int:
         """How many tasks write: no more than there are partitions, or cores as far as one can know."""
@@ -172,7 +216,7 @@ class OneWrite:
         opened = time.monotonic()
         shared = self.owner.begin()
         try:
-            stored = self._run_tasks(encoded, shared) if encoded.manifest.partitions else []
+            stored = self._write_blobs(encoded, shared)
             written = time.monotonic()
             entry = replace(self.entry, records=encoded.manifest.records, at_ms=int(time.time() * 1000))
             self.owner.settle(stored, entry, self.offsets)
@@ -182,6 +226,7 @@ class OneWrite:
         done = replace(
             self.progress,
             records=encoded.manifest.records,
+            input_bytes=encoded.manifest.input_bytes,
             bytes=encoded.manifest.bytes,
             partitions=len(encoded.manifest.partitions),
             encode_ms=encoded.encode_ms,
@@ -205,12 +250,21 @@ class OneWrite:
                 f"The abort was not confirmed ({second}); the coordinator aborts it after transaction.timeout.ms."
             )
 
-    def _run_tasks(self, encoded: Encoded, shared: SharedTransaction) -> list[Stored]:
+    def _write_blobs(self, encoded: Encoded, shared: SharedTransaction) -> list[Stored]:
+        if not encoded.manifest.partitions:
+            return []
+        if encoded.pieces is not None:
+            return check_stored(self.owner.write(encoded.pieces), encoded.manifest)
+        assert encoded.blobs is not None, "what the driver does not have, Spark has"
+        return self._run_tasks(encoded.blobs, encoded, shared)
+
+    def _run_tasks(self, blobs: DataFrame, encoded: Encoded, shared: SharedTransaction) -> list[Stored]:
         rows = _chunk_rows(encoded.manifest)
         try:
             with _setting(self.df.sparkSession, _ROWS_SETTING, str(rows)):
                 job = Write(self.options.settings, shared, encoded.manifest)
-                written = encoded.blobs.mapInArrow(job, WRITTEN_DDL).collect()
+                of_tasks = blobs.repartition(encoded.writers, "slot").sortWithinPartitions("map", "number")
+                written = of_tasks.mapInArrow(job, WRITTEN_DDL).collect()
         except SemelError:
             raise
         except Exception as error:
@@ -229,15 +283,21 @@ def check_written(rows: list[Any], manifest: Manifest) -> list[Stored]:
     for row in rows:
         if row.error is not None:
             raise unpack_error(row.error)
-    reported = {TopicPartition(row.topic, row.partition): row for row in rows}
-    expected = {named: partition.records for named, partition in manifest.partitions.items()}
-    if {named: row.records for named, row in reported.items()} != expected or len(rows) != len(expected):
+    return check_stored([Stored(row.topic, row.partition, row.base_offset, row.records) for row in rows], manifest)
+
+
+def check_stored(stored: list[Stored], manifest: Manifest) -> list[Stored]:
+    """What was stored, if it is the whole manifest and nothing else; raises `BlobsChanged` otherwise."""
+    records: Counter[TopicPartition] = Counter()
+    for batch in stored:
+        records[TopicPartition(batch.topic, batch.partition)] += batch.record_count
+    if records != {named: partition.records for named, partition in manifest.partitions.items()}:
         raise BlobsChanged(
-            f"{sum(row.records for row in rows)} of {manifest.records} records were written, so this transaction "
-            "cannot be committed; it is aborted and the micro-batch is written again.",
+            f"{records.total()} of {manifest.records} records were written, so this transaction cannot be committed; "
+            "it is aborted and the micro-batch is written again.",
             code=ErrorCode.transaction_abortable,
         )
-    return [Stored(*named, row.base_offset, row.records) for named, row in reported.items()]
+    return stored
 
 
 def _is_curable(error: SemelError) -> bool:

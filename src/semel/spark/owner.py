@@ -19,6 +19,7 @@ from semel.client.shared import SharedTransaction
 from semel.client.transaction_state import State
 from semel.errors import CommitUnknown, Fenced, NotAuthorized, TransactionAborted
 from semel.spark import failpoints
+from semel.spark.blobs import Piece
 from semel.spark.ledger import Entry, Ledger
 from semel.spark.options import SinkOptions
 from semel.wire import ErrorCode
@@ -85,6 +86,18 @@ class PipelineOwner:
             return self._producer.share()
         except Fenced as error:
             raise self._explain(error) from error
+
+    def write(self, pieces: Collection[Piece]) -> list[Stored]:
+        """Write these blobs in the open transaction; returns when all of them are stored."""
+        try:
+            for piece in pieces:
+                self._reach("before_produce")
+                self._producer.send_encoded(*piece.partition, piece.batch)
+            stored = self._producer.flush()
+        except Fenced as error:
+            raise self._explain(error) from error
+        self._reach("after_produce")
+        return stored
 
     def settle(self, stored: Collection[Stored], entry: Entry, offsets: Mapping[TopicPartition, int]) -> None:
         """Everything is written: add the ledger's record and the input offsets, and commit.

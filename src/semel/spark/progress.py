@@ -23,6 +23,8 @@ class BatchProgress:
     """None for a job."""
     job_id: str | None = None
     records: int = 0
+    input_bytes: int = 0
+    """The rows in Arrow's form, as the sink got them."""
     bytes: int = 0
     """Encoded and compressed, as they went over the wire."""
     partitions: int = 0
@@ -31,7 +33,7 @@ class BatchProgress:
     write_ms: int = 0
     commit_ms: int = 0
     open_ms: int = 0
-    """From the start of the write job to the commit: at most so long readers of committed records had to wait."""
+    """From the start of the writing to the commit: at most so long readers of committed records had to wait."""
     attempts: int = 0
     skipped: bool = False
     """It had been committed before; nothing was written."""

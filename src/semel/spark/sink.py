@@ -143,7 +143,11 @@ class KafkaSink:
     def _write(self, owner: PipelineOwner, df: DataFrame, batch_id: int, batch_input: Input) -> BatchProgress:
         entry = Entry(query=batch_input.query, batch=batch_id, offsets=batch_input.digest)
         progress = BatchProgress(self.options.name, batch_id)
-        return OneWrite(self.options, owner, df, entry, batch_input.ends, progress).run()
+        return OneWrite(self.options, owner, df, entry, batch_input.ends, progress, self._row_bytes()).run()
+
+    def _row_bytes(self) -> float | None:
+        last = next((done for done in reversed(self.recent) if done.records and not done.skipped), None)
+        return None if last is None else last.input_bytes / last.records
 
 
 def _batch_of(entry: Entry | None) -> tuple[str, int] | None:
