@@ -33,6 +33,9 @@ from semel.spark.options import make_options
 from semel.spark.owner import PipelineOwner
 from semel.spark.progress import BatchProgress
 from semel.testing.apache_kafka import ApacheKafka
+from semel.testing.proxy import Cut, Direction
+from semel.verify.faults.proxy import FaultProxy, Match
+from semel.wire import Api
 
 pytestmark = [
     pytest.mark.chaos,
@@ -304,3 +307,36 @@ def test_a_query_that_slept_while_another_worked_stops_though_the_id_was_forgott
     with pytest.raises(StreamingQueryException, match=f"Another run of pipeline '{pipeline.name}' has taken over"):
         pipeline.run(on_progress=sleep)
     assert values(pipeline.bootstrap, pipeline.out) == expected("stateless", pipeline.feed, ROWS)
+
+
+CUTS = [
+    (api, direction, cut)
+    for api in (Api.PRODUCE, Api.TXN_OFFSET_COMMIT, Api.END_TXN)
+    for direction, cut in (
+        (Direction.REQUEST, Cut.BEFORE),
+        (Direction.REQUEST, Cut.AFTER),
+        (Direction.RESPONSE, Cut.BEFORE),
+    )
+]
+"""A request that never arrives, one that is carried out without its client, and one whose answer is lost."""
+
+
+@pytest.mark.parametrize("writers", [None, 2], ids=["the driver writes", "tasks write"])
+def test_a_query_goes_on_through_a_network_that_is_cut_at_each_of_its_requests(
+    spark: SparkSession, bootstrap: str, tmp_path: Path, writers: int | None
+) -> None:
+    """E2: in each micro-batch another connection is cut, and the query neither stops nor repeats anything."""
+    with FaultProxy(bootstrap) as proxy:
+        pipeline = Pipeline(spark, proxy.bootstrap, tmp_path)
+        pipeline.feed.add(len(CUTS) + 1)
+        left = list(CUTS)
+
+        def set_next_trap(progress: BatchProgress) -> None:
+            if left:
+                api, direction, cut = left.pop()
+                proxy.set_trap(Match(api, direction), cut)
+
+        pipeline.run(on_progress=set_next_trap, writers=writers)
+        assert not left
+        assert proxy.waiting_traps == 0, "a cut found nothing to strike"
+        pipeline.check()
