@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -64,7 +65,7 @@ def doubled(rows: DataFrame, kind: str) -> DataFrame:
     return rows.selectExpr("key", "value", f"explode(array('out-{kind}', 'copy-{kind}')) topic")
 
 
-def ways_to_write(kind: str) -> dict[str, int]:
+def ways_to_write(kind: str) -> dict[str, Any]:
     """Options of the sink: several batches for each partition, and requests, so that a kill can come between them."""
     return {"batch_size": 200, **({"writers": 2} if kind in WRITTEN_BY_TASKS else {"max_request_size": 1_000})}
 
