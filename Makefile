@@ -57,6 +57,11 @@ chaos: setup ## kill the embedded broker 200 times, crash its disk at every boun
 	SEMEL_SPARK_CLUSTER_KILLS="$${SEMEL_SPARK_CLUSTER_KILLS:-20}" \
 	SEMEL_SPARK_CLUSTER_RECORDS="$${SEMEL_SPARK_CLUSTER_RECORDS:-2000000}" $(BIN)/pytest -m chaos
 
+.PHONY: compat
+compat: setup ## sink, source and Spark Connect on pyspark 3.5, 4.0, 4.2 and 4.3 (PARTS="4.0 3.5:sink" for fewer; Java 17+, Maven)
+	@scripts/need-java.sh mvn
+	@PATH="$$PWD/.tools/bin:$$PATH" $(BIN)/python tests/spark/compat.py $${PARTS:-}
+
 .PHONY: simulate
 simulate: setup ## 10,000 seeds of broker and client in virtual time, 200 transactions each (SEEDS=n for fewer)
 	@$(BIN)/python -m semel.verify.simulation --seeds "$${SEEDS:-10000}" --transactions 200

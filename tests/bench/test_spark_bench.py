@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from typer.testing import CliRunner
 
 from semel.bench import run_sections, spark
 from semel.bench.report import Row, Section
-from semel.bench.spark_worlds import SINK_NEEDS, JobFailed, SparkProcess
+from semel.bench.spark_worlds import JobFailed, SparkProcess
 from semel.cli.main import app
 from semel.errors import ConfigError
 
@@ -85,12 +84,6 @@ def test_a_size_that_a_section_does_not_know_is_refused() -> None:
     """Nothing runs, rather than the wrong size."""
     with pytest.raises(ConfigError, match="'checker' has no --quick"):
         run_sections("checker", quick=True)
-
-
-def test_the_other_environment_gets_all_that_semel_depends_on() -> None:
-    """The list is that of pyproject.toml."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert sorted(SINK_NEEDS) == sorted(need.split(">=")[0] for need in project["dependencies"])
 
 
 def test_a_job_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:

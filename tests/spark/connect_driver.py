@@ -1,28 +1,25 @@
 """A query through Spark Connect, in a process of its own: a process that has begun with Connect cannot go back.
 
-Arguments: the brokers, and a folder for the checkpoint. Each row gets a random tail, so that data which Spark computes
-twice cannot pass for the same.
+Arguments: the server, the brokers, a folder for the checkpoint, where the input is: `files` there, or the topic `in`.
+Each row gets a random tail, so that data which Spark computes twice cannot pass for the same. A job, run twice, writes
+the rows of the files to the topic `jobs` as well.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any
+
+from pyspark.sql import SparkSession, functions
 
 import semel
 
 
-def main(bootstrap: str, folder: str) -> None:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    from pyspark.sql import SparkSession, functions
-
-    builder = SparkSession.builder.remote("local[2]").config("spark.sql.shuffle.partitions", "2")
-    flags = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    spark = builder.config("spark.driver.extraJavaOptions", flags).config("spark.ui.enabled", "false").getOrCreate()
+def main(server: str, bootstrap: str, folder: str, origin: str) -> None:
+    spark = SparkSession.builder.remote(server).getOrCreate()
     tail = functions.udf(lambda value: bytes(value) + b"/" + os.urandom(4).hex().encode(), "binary")
-    read = spark.readStream.format("semel").option("kafka.bootstrap.servers", bootstrap).option("subscribe", "in")
-    rows = read.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 40).load()
+    rows = from_files(spark, folder) if origin == "files" else from_topic(spark, bootstrap)
     query = semel.write_stream(
         rows.select("key", tail.asNondeterministic()("value").alias("value")),
         name="through-connect",
@@ -32,7 +29,21 @@ def main(bootstrap: str, folder: str) -> None:
         trigger={"availableNow": True},
     )
     query.awaitTermination()
+    if origin == "files":
+        for _ in range(2):
+            job = spark.read.parquet(f"{folder}/in")
+            semel.write_batch(job, name="job-through-connect", job_id="1", bootstrap=bootstrap, topic="jobs")
     spark.stop()
+
+
+def from_topic(spark: Any, bootstrap: str) -> Any:
+    read = spark.readStream.format("semel").option("kafka.bootstrap.servers", bootstrap).option("subscribe", "in")
+    return read.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 40).load()
+
+
+def from_files(spark: Any, folder: str) -> Any:
+    read = spark.readStream.schema("key binary, value binary").option("maxFilesPerTrigger", 1)
+    return read.parquet(f"{folder}/in")
 
 
 if __name__ == "__main__":

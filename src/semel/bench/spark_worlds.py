@@ -6,22 +6,21 @@ PyPI and Maven coordinates and kept in the cache; Semel's own code there is this
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import semel
 from semel.bench.spark_jobs import ANSWER
-from semel.errors import ConfigError, SemelError
-from semel.testing.maven import cached_folder, jars
+from semel.errors import SemelError
+from semel.testing.maven import jars
+from semel.testing.pyspark_environments import pyspark_python
 
 CONNECTOR_VERSION: Final = "4.0.0"
 """The pyspark of the baseline, which its connector must match."""
@@ -31,9 +30,6 @@ _CONNECTOR: Final = (
     "org.apache.kafka:kafka-clients:3.9.0",
     "org.apache.commons:commons-pool2:2.12.0",
 )
-SINK_NEEDS: Final = ("crc32c", "kio", "numpy", "prometheus-client", "pyarrow", "rich", "scramp", "typer")
-"""What Semel itself depends on; there in the same versions as here."""
-_INSTALL_TIMEOUT_S: Final = 900
 
 
 class JobFailed(SemelError):
@@ -95,7 +91,7 @@ def installed_spark() -> Iterator[SparkProcess]:
 def connector_spark() -> Iterator[SparkProcess]:
     """The pyspark that Spark's Kafka connector is there for, with the connector, and with Semel."""
     libraries = jars(f"spark-kafka/{CONNECTOR_VERSION}", _CONNECTOR, alone=True)
-    python = connector_python()
+    python = pyspark_python(CONNECTOR_VERSION)
     with tempfile.TemporaryDirectory(prefix="semel-bench-") as folder:
         # The package alone: what else lies beside it here, such as another pyspark, must not be found there.
         (Path(folder) / "semel").symlink_to(Path(semel.__file__).parent, target_is_directory=True)
@@ -109,29 +105,6 @@ def _running(spark: SparkProcess) -> Iterator[SparkProcess]:
         yield spark
     finally:
         spark.close()
-
-
-def connector_python() -> Path:
-    """The Python of the baseline's environment, made at first use, and anew when versions here have changed."""
-    packages = (f"pyspark[sql]=={CONNECTOR_VERSION}", "pandas<3", *(f"{name}=={version(name)}" for name in SINK_NEEDS))
-    mark = hashlib.sha256(repr((sys.version_info[:2], packages)).encode()).hexdigest()[:12]
-    folder = cached_folder(f"pyspark/{CONNECTOR_VERSION}-{mark}", lambda folder: _install(folder, packages))
-    return folder / "bin" / "python"
-
-
-def _install(folder: Path, packages: Sequence[str]) -> None:
-    failure = f"The environment with pyspark {CONNECTOR_VERSION} could not be made; check pip's network settings."
-    for command in (
-        [sys.executable, "-m", "venv", str(folder)],
-        [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages],
-    ):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired:
-            raise ConfigError(f"{failure} It did not end within {_INSTALL_TIMEOUT_S} s.") from None
-        if done.returncode != 0:
-            tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
-            raise ConfigError(f"{failure}\n{tail}")
 
 
 def _joined(*paths: str | None) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import pyspark
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -20,6 +18,13 @@ from pyspark.sql.types import (
 )
 
 from semel.errors import ConfigError
+from semel.spark.source_needs import check_pyspark
+
+try:
+    from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+except ModuleNotFoundError:  # before pyspark 4.0. From there on the import must succeed, or no Python source is found
+    check_pyspark(pyspark.__version__)
+    raise
 
 # Spark imports this file in every session that looks for any Python data source: what costs time is imported on use.
 if TYPE_CHECKING:
@@ -28,7 +33,6 @@ if TYPE_CHECKING:
     from semel.spark.source_options import SourceOptions
     from semel.spark.source_read import ReadTask
 
-PYSPARK_MIN: Final = (4, 2)
 HEADERS: Final = "headers"
 SCHEMA: Final = StructType(
     [
@@ -110,20 +114,6 @@ class BatchReader(DataSourceReader):
 
         # Without any partition Spark makes one up, of the value None.
         return iter(()) if partition.value is None else read_task(self._task, partition.value)
-
-
-def check_pyspark(version: str) -> None:
-    """Refuse a pyspark that cannot hand over Arrow batches, limits and availableNow.
-
-    >>> check_pyspark("4.2.0")
-    >>> check_pyspark("4.1.1")
-    Traceback (most recent call last):
-        ...
-    semel.errors.ConfigError: format("semel") needs pyspark 4.2 or later, and this is 4.1.1: upgrade pyspark.
-    """
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    if numbers < PYSPARK_MIN:
-        raise ConfigError(f'format("semel") needs pyspark 4.2 or later, and this is {version}: upgrade pyspark.')
 
 
 def _read_task(options: SourceOptions, schema: StructType) -> ReadTask:
