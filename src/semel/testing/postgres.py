@@ -54,14 +54,14 @@ class Postgres:
         if package is None or package.origin is None:
             raise ConfigError(f"A Postgres for tests comes with {_PACKAGE}, which is not here: install it by pip.")
         self._programs = Path(package.origin).parent / _FOLDERS[version] / "bin"
-        self._folder = Path(tempfile.mkdtemp(prefix="semel-postgres-"))
-        self._log = self._folder / "postgres.log"
+        self.folder = Path(tempfile.mkdtemp(prefix="semel-postgres-"))
+        self._log = self.folder / "postgres.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def uri(self) -> str:
         """For `psycopg.connect`."""
-        return f"postgresql://postgres@/postgres?host={self._folder}"
+        return f"postgresql://postgres@/postgres?host={self.folder}"
 
     def __enter__(self) -> Self:
         try:
@@ -78,22 +78,22 @@ class Postgres:
 
     def _start(self) -> None:
         if os.geteuid() == 0:
-            os.chown(self._folder, _NOBODY, _NOBODY)
-        data = self._folder / "data"
+            os.chown(self.folder, _NOBODY, _NOBODY)
+        data = self.folder / "data"
         made = self._run("initdb", "-D", str(data), "-U", "postgres", "--auth=trust", "--encoding=utf8", "--no-sync")
         if made.wait(_READY_TIMEOUT_S) != 0:
             raise BrokerUnreachable(f"Postgres could not make its data folder:\n{self._last_words()}")
         settings = [text for name, value in _QUICK.items() for text in ("-c", f"{name}={value}")]
-        self._process = self._run("postgres", "-D", str(data), "-k", str(self._folder), *settings)
+        self._process = self._run("postgres", "-D", str(data), "-k", str(self.folder), *settings)
         deadline = time.monotonic() + _READY_TIMEOUT_S
-        while self._run("pg_isready", "-q", "-h", str(self._folder)).wait() != 0:
+        while self._run("pg_isready", "-q", "-h", str(self.folder)).wait() != 0:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise BrokerUnreachable(f"Postgres did not start:\n{self._last_words()}")
             time.sleep(_POLL_S)
 
     def _run(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-I", "-S", "-c", _BECOME, str(self._programs / program), *arguments]
-        return spawn(command, folder=self._folder, output=self._log)
+        return spawn(command, folder=self.folder, output=self._log)
 
     def _last_words(self) -> str:
         return self._log.read_text(errors="replace")[-2_000:] if self._log.exists() else "(no log)"
@@ -103,4 +103,4 @@ class Postgres:
             self._process.kill()
             self._process.wait()
             self._process = None
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
