@@ -83,6 +83,11 @@ verify-long-kafka: setup ## a tenth of that on Apache Kafka 3.9 (Java 17+, Maven
 	@scripts/need-java.sh mvn
 	@$(BIN)/semel verify --target kafka:3.9.2 --time 4m --faults kill=1.5,worker-kill=6,cut=200,zombie=4,storm=0.2,hijack=1,repeat=6,reorder=3,late=3,delay=3 $(VERIFY_LONG)
 
+.PHONY: storm
+storm: setup ## 2 million records copied while sessions join, leave, are killed and stopped 52 times, on Apache Kafka 4.x and 3.9 (Java 17+, Maven)
+	@scripts/need-java.sh mvn
+	@for target in kafka kafka:3.9.2; do $(BIN)/python -m semel.verify.session_storm --target $$target; done
+
 .PHONY: hostile
 hostile: setup ## a million damaged requests against the embedded broker
 	@$(BIN)/python -m semel.verify.hostile

@@ -13,6 +13,7 @@ from functools import cache
 import pytest
 from client_mutants import FOUND_BY, MUTANTS, Mutant
 
+from semel.client.early_writes import EarlyWrites
 from semel.verify.simulated_threads import SimulatedThread
 from semel.verify.simulation import Outcome, main, run_seed
 from semel.verify.virtual_time import VirtualTimeLoop
@@ -37,6 +38,20 @@ def test_what_the_client_says_is_true_in_every_seed(first: int) -> None:
     for name in ("writer0", "writer1", "filler", "mover", "pump"):
         assert any(f" {name}" in line and line.endswith(" committed") for line in lines), name
     assert any("is killed" in line for line in lines)
+
+
+def test_a_producer_that_looks_before_every_first_write_is_as_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is in such a hurry here as to look for the last markers; made to, what it is told must still be true."""
+    looked: list[float] = []
+
+    def always(_: EarlyWrites, now_s: float) -> bool:
+        looked.append(now_s)
+        return True
+
+    monkeypatch.setattr(EarlyWrites, "is_likely", always)
+    outcomes = [run_seed(seed, TRANSACTIONS) for seed in (101, 102, 103)]
+    assert {outcome.seed: outcome.violation for outcome in outcomes if outcome.violation} == {}
+    assert len(looked) > len(outcomes) * 10
 
 
 def test_the_hard_cases_come_up() -> None:

@@ -1,13 +1,15 @@
-"""Consume, transform, produce and commit as one: Semel's session beside confluent-kafka, tuned and with its defaults.
+"""Consume, transform, produce and commit as one: Semel's session beside confluent-kafka and the Java client.
 
 The job is the same for all: values are put into upper case from one topic to another, exactly once, in transactions of
-about 50,000 records. All read the same input and take turns, and the best turn of each counts. Apache Kafka is started
-from Maven coordinates, or taken from SEMEL_BENCH_BOOTSTRAP where that is set.
+about 50,000 records beside confluent-kafka (tuned, and with its defaults) and of one record beside the Java client.
+All read the same input and take turns; of the few long ones the best counts, of the many short ones all do. Apache
+Kafka is started from Maven coordinates, or taken from SEMEL_BENCH_BOOTSTRAP where that is set.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import Any, cast
 
 import pyarrow as pa
@@ -17,6 +19,7 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from semel.bench.client import PARTITIONS, kafka_to_measure, keep_best, new_topic
 from semel.bench.report import Bar, Row, Section
+from semel.bench.singles import Job, Sizes, java_client, measure_rates, semel_client
 from semel.client.producer import Outcome, Producer
 from semel.session.session import Session
 
@@ -24,12 +27,12 @@ RECORDS = 2_000_000
 DEFAULTS_RECORDS = 400_000
 """With its defaults confluent-kafka is slow, and its rate is the same for a part of them."""
 TRANSACTION_RECORDS = 50_000
-SINGLE_TRANSACTIONS = 300
 ROUNDS = 2
+_SINGLES = Sizes()
 
 
-def run(records: int = RECORDS, rounds: int = ROUNDS) -> Section:
-    """The section `session` of `semel bench`."""
+def run(records: int = RECORDS, rounds: int = ROUNDS, singles: Sizes = _SINGLES, *, java: bool = True) -> Section:
+    """The section `session` of `semel bench`; without `java` what it is compared with is not measured."""
     with kafka_to_measure() as (bootstrap, broker):
         source = new_topic(bootstrap, "session-in")
         _fill(bootstrap, source, records)
@@ -40,20 +43,14 @@ def run(records: int = RECORDS, rounds: int = ROUNDS) -> Section:
             keep_best(best, "tuned", _by_confluent(bootstrap, source, records, tuned=True) / records)
             part = min(records, DEFAULTS_RECORDS)
             keep_best(best, "defaults", _by_confluent(bootstrap, source, part, tuned=False) / part)
-        singles = min(records, SINGLE_TRANSACTIONS)
-        single = {
-            "semel": _by_session(bootstrap, source, singles, transaction_records=1) / singles,
-            "confluent": _by_confluent(bootstrap, source, singles, tuned=True, transaction_records=1) / singles,
-        }
+        single = _measure_singles(bootstrap, singles, java=java)
     rates = {name: 1 / seconds for name, seconds in best.items()}
     rows = (
         Row("semel.Session", (rates["semel"], 1.0)),
         Row("confluent-kafka, tuned", (rates["tuned"], rates["semel"] / rates["tuned"])),
         Row("confluent-kafka, defaults", (rates["defaults"], rates["semel"] / rates["defaults"])),
-        Row("one-record transactions: semel.Session", (1 / single["semel"], 1.0)),
-        Row(
-            "one-record transactions: confluent-kafka", (1 / single["confluent"], single["confluent"] / single["semel"])
-        ),
+        *_single_rows("one record read, written and committed", "copy", "semel.Session", single),
+        *_single_rows("one record written and committed", "produce", "semel.Producer", single),
     )
     return Section(
         name="session",
@@ -63,8 +60,34 @@ def run(records: int = RECORDS, rounds: int = ROUNDS) -> Section:
         bars=(
             Bar("against confluent-kafka tuned", 1.6, rates["semel"] / rates["tuned"]),
             Bar("against confluent-kafka with its defaults", 4.0, rates["semel"] / rates["defaults"]),
+            Bar("one record read, written and committed, against the Java client", 1.0, _over_java(single, "copy")),
+            Bar("one record written and committed, against the Java client", 1.0, _over_java(single, "produce")),
         ),
-        notes=(f"{broker}, same machine; transactions of {TRANSACTION_RECORDS:,}; no compression",),
+        notes=(
+            f"{broker}, same machine; transactions of {TRANSACTION_RECORDS:,}; no compression",
+            f"transactions of one record: all of {singles.turns} turns of {singles.turn}",
+        ),
+    )
+
+
+def _measure_singles(bootstrap: str, sizes: Sizes, *, java: bool) -> dict[tuple[str, Job], float]:
+    source, target = new_topic(bootstrap, "single-in"), new_topic(bootstrap, "single-out")
+    _fill(bootstrap, source, sizes.records)
+    with ExitStack() as stack:
+        clients = {"semel": stack.enter_context(semel_client(bootstrap, source, target))}
+        if java:
+            clients["java"] = stack.enter_context(java_client(bootstrap, source, target))
+        return measure_rates(clients, sizes)
+
+
+def _over_java(single: dict[tuple[str, Job], float], job: Job) -> float | None:
+    return single["semel", job] / single["java", job] if ("java", job) in single else None
+
+
+def _single_rows(case: str, job: Job, ours: str, single: dict[tuple[str, Job], float]) -> tuple[Row, Row]:
+    return (
+        Row(f"{case}: {ours}", (single["semel", job], 1.0)),
+        Row(f"{case}: Java client", (single.get(("java", job)), _over_java(single, job))),
     )
 
 
@@ -82,10 +105,10 @@ def _upper(table: pa.Table) -> pa.Table:
     return pa.table({"key": table.column("key"), "value": values.cast(pa.binary())})
 
 
-def _by_session(bootstrap: str, source: str, records: int, transaction_records: int = TRANSACTION_RECORDS) -> float:
+def _by_session(bootstrap: str, source: str, records: int) -> float:
     target, name = new_topic(bootstrap, "session-out"), f"bench-{time.time_ns()}"
     with Session(
-        bootstrap=bootstrap, group=name, topics=[source], name=name, transaction_records_max=transaction_records
+        bootstrap=bootstrap, group=name, topics=[source], name=name, transaction_records_max=TRANSACTION_RECORDS
     ) as session:
         done, started = 0, 0.0
         while done < records:
@@ -99,9 +122,7 @@ def _by_session(bootstrap: str, source: str, records: int, transaction_records: 
         return time.perf_counter() - started
 
 
-def _by_confluent(
-    bootstrap: str, source: str, records: int, *, tuned: bool, transaction_records: int = TRANSACTION_RECORDS
-) -> float:
+def _by_confluent(bootstrap: str, source: str, records: int, *, tuned: bool) -> float:
     target, name = new_topic(bootstrap, "confluent-out"), f"bench-{time.time_ns()}"
     reading: dict[str, Any] = {
         "bootstrap.servers": bootstrap,
@@ -121,7 +142,7 @@ def _by_confluent(
     try:
         done, started = 0, 0.0
         while done < records:
-            messages = consumer.consume(min(transaction_records, 10_000), timeout=1)
+            messages = consumer.consume(10_000, timeout=1)
             if not messages:
                 continue
             started = started or time.perf_counter()
@@ -131,7 +152,7 @@ def _by_confluent(
                 for message in messages:
                     producer.produce(target, cast(bytes, message.value()).upper(), message.key())
                 count += len(messages)
-                wanted = min(transaction_records, records - done) - count
+                wanted = min(TRANSACTION_RECORDS, records - done) - count
                 messages = consumer.consume(min(wanted, 10_000), timeout=1) if wanted > 0 else []
             position = consumer.position(consumer.assignment())
             producer.send_offsets_to_transaction(position, consumer.consumer_group_metadata())

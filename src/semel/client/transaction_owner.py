@@ -11,6 +11,7 @@ from enum import Enum
 
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
+from semel.client.early_writes import EarlyWrites
 from semel.client.failures import failure
 from semel.client.fetcher import find_marker
 from semel.client.ownership import NOBODY, Owner, ProducerIdentity, decide_claim
@@ -58,6 +59,7 @@ class TransactionOwner:
         self._is_ended = False  # by the coordinator itself, and known to be so
         self._needs_new_epoch = False
         self._in_doubt = NOBODY  # under which identity a commit was lost
+        self._early_writes = EarlyWrites()
         self._written: dict[TopicPartition, int] = {}
         self._offsets_sent: dict[str, dict[TopicPartition, int]] = {}
         sender.start_over(self._calls.init_producer_id())
@@ -138,11 +140,27 @@ class TransactionOwner:
     def note_sending(self) -> None:
         """Records are about to leave: from now on the transaction may be open at the coordinator."""
         if not self._may_be_open:
+            if self._calls.protocol == 2:
+                self._wait_for_last_markers()
             self._may_be_open, self._open_since_s = True, self._cluster.clock()
+
+    def _wait_for_last_markers(self) -> None:
+        """Only to be quicker: whatever goes wrong here, the write itself will meet and tell."""
+        patience = self._cluster.patience()
+        while self._early_writes.is_likely(self._cluster.clock()):
+            try:
+                owner = self._calls.owner(patience=self._cluster.patience(0))
+            except SemelError:
+                return
+            if owner is None or not owner.is_undecided:
+                return
+            patience.pause(verdict(ErrorCode.concurrent_transactions, Api.END_TXN))
 
     def note_stored(self, stored: Iterable[Stored]) -> None:
         """Leaders have records of this transaction: it is open, and there its marker will be."""
         for batch in stored:
+            if not self._written:
+                self._early_writes.note_first_write(self._cluster.clock() - self._open_since_s)
             self._surely_open = True
             if batch.base_offset >= 0:
                 self._written.setdefault(TopicPartition(batch.topic, batch.partition), batch.base_offset)
@@ -258,6 +276,7 @@ class TransactionOwner:
         # Protocol 1 keeps the epoch at EndTxn, and a delayed EndTxn could then end the *next* transaction.
         self._needs_new_epoch = following == self._mine
         self._surely_open = False
+        self._early_writes.note_end(self._cluster.clock())
         self._sender.start_over(following)
 
     # -- abort -----------------------------------------------------------------------------------------------------

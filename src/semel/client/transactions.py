@@ -67,7 +67,7 @@ class TransactionCalls:
     def _name(self) -> str:
         return f"transactional.id {self.transactional_id!r}"
 
-    def owner(self) -> Owner | None:
+    def owner(self, *, patience: Patience | None = None) -> Owner | None:
         """Who owns the id now and in what state; None where the broker cannot tell (before Kafka 3.0).
 
         Raises Fenced where the coordinator has forgotten the id, which it does only when nothing is open under it.
@@ -76,6 +76,7 @@ class TransactionCalls:
             response = self._call(
                 Api.DESCRIBE_TRANSACTIONS,
                 lambda response: Answered(response.transaction_states[0].error_code),
+                patience=patience,
                 transactional_ids=[self.transactional_id],
             )
         except UnsupportedByBroker:

@@ -24,10 +24,12 @@ from semel.client.partitions import TopicPartition
 from semel.errors import ConfigError, InvalidState
 from semel.session.backlog import Backlog, partition_of
 from semel.session.inbox_positions import PositionStore, SqlitePositions
+from semel.session.inbox_postgres import PostgresConnection, PostgresPositions
 from semel.session.transaction import Row, rows_of
 
 _POLL_MS: Final = 1_000
 _BYTES_MAX: Final = 32 * 1024 * 1024
+_POSTGRES_DRIVERS: Final = frozenset({"psycopg", "psycopg2"})
 _LOOK_AT_TOPICS_S: Final = 30.0
 """How often to look whether a topic has more partitions."""
 
@@ -74,7 +76,8 @@ class Delivery:
 class Inbox:
     """Reads all partitions of some topics, each record into one committed transaction of the database.
 
-    `store` is a `sqlite3.Connection`, or a `PositionStore` for another database. Settings have Kafka's names.
+    `store` is a connection to SQLite (`sqlite3`) or Postgres (`psycopg`), or a `PositionStore` of another kind.
+    Settings have Kafka's names.
 
     >>> with Inbox(sqlite3.connect("app.db"), bootstrap="127.0.0.1:9092", topics=["orders"],
     ...            name="billing") as inbox:  # doctest: +SKIP
@@ -85,7 +88,7 @@ class Inbox:
 
     def __init__(
         self,
-        store: sqlite3.Connection | PositionStore,
+        store: sqlite3.Connection | PostgresConnection | PositionStore,
         settings: Mapping[str, object] | None = None,
         *,
         topics: Collection[str],
@@ -96,7 +99,7 @@ class Inbox:
     ) -> None:
         if isinstance(topics, str) or not topics:
             raise ConfigError('topics must be a list of at least one name, such as ["orders"].')
-        self.store: PositionStore = SqlitePositions(store) if isinstance(store, sqlite3.Connection) else store
+        self.store: PositionStore = _store_in(store)
         self.name = name
         self._settings = {**(settings or {}), **more_settings}
         self._topics = sorted(set(topics))
@@ -187,3 +190,17 @@ class Inbox:
         if self._fetcher is None:
             raise InvalidState("The inbox is not open: use it in a `with` block.")
         return self._fetcher
+
+
+def _store_in(given: Any) -> PositionStore:
+    if isinstance(given, sqlite3.Connection):
+        return SqlitePositions(given)
+    if {kind.__module__.partition(".")[0] for kind in type(given).__mro__} & _POSTGRES_DRIVERS:
+        return PostgresPositions(given)
+    if not hasattr(given, "move"):
+        raise ConfigError(
+            f"An inbox cannot tell what database a {type(given).__qualname__} leads to; nothing was read. Give it a "
+            "connection of sqlite3 or psycopg, PostgresPositions(connection) for another driver of Postgres, or a "
+            "PositionStore."
+        )
+    return given

@@ -9,10 +9,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from semel.client.partitions import TopicPartition
 from semel.errors import InboxOvertaken, InvalidState
+
+BEGIN_BLOCK: Final = "SAVEPOINT semel_delivery"
+END_BLOCK: Final = "RELEASE SAVEPOINT semel_delivery"
+"""Fails if the transaction that the block began in is not there any more, or cannot be committed."""
 
 
 class PositionStore(Protocol):
@@ -30,6 +34,22 @@ class PositionStore(Protocol):
     def move(self, handle: Any, inbox: str, moves: Mapping[TopicPartition, tuple[int, int]]) -> None:
         """Inside of a transaction, each partition from one offset to another; `InboxOvertaken` if it is not there."""
         ...
+
+
+def overtaken(inbox: str, topic: str, partition: int, start: int) -> InboxOvertaken:
+    return InboxOvertaken(
+        f"Another reader of inbox {inbox!r} has gone on in {topic}-{partition} from offset {start}, so the results of "
+        "this delivery were rolled back and nothing is repeated. Let one of them read at a time, or give each a name "
+        "of its own."
+    )
+
+
+def ended_in_block() -> InvalidState:
+    return InvalidState(
+        "The transaction of this delivery could not be committed whole: a statement in its block failed and was passed "
+        "over, or the block called commit() or rollback() itself. What was not committed there is rolled back, and the "
+        "inbox goes on from the position in the database. Leave the end of the transaction to the end of the block."
+    )
 
 
 class SqlitePositions:
@@ -63,7 +83,9 @@ class SqlitePositions:
             raise InvalidState("The connection has a transaction open already: commit it before the next delivery.")
         connection.execute("BEGIN IMMEDIATE")
         try:
+            connection.execute(BEGIN_BLOCK)
             yield connection
+            _end_block(connection)
         except BaseException:
             connection.rollback()
             raise
@@ -81,8 +103,11 @@ class SqlitePositions:
                     "INSERT OR IGNORE INTO semel_inbox VALUES (?, ?, ?, ?)", (inbox, topic, partition, end)
                 ).rowcount
             if not moved:
-                raise InboxOvertaken(
-                    f"Another reader of inbox {inbox!r} has gone on in {topic}-{partition} from offset {start}, so the "
-                    "results of this delivery were rolled back and nothing is repeated. Let one of them read at a "
-                    "time, or give each a name of its own."
-                )
+                raise overtaken(inbox, topic, partition, start)
+
+
+def _end_block(connection: sqlite3.Connection) -> None:
+    try:
+        connection.execute(END_BLOCK)
+    except sqlite3.OperationalError as error:
+        raise ended_in_block() from error

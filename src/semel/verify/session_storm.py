@@ -1,7 +1,7 @@
 """A rebalance storm: members that join, leave, are killed and are stopped past their session, while they copy a topic.
 
 Every record must be in the output exactly once, the group's offsets at the end of the input, and no transaction open.
-`python -m semel.verify.session_storm --help` runs it, on the embedded broker or on a cluster of one's own.
+`python -m semel.verify.session_storm --help` runs it, on the embedded broker, on Apache Kafka or elsewhere.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from semel.broker.process import Broker
 from semel.client.admin import Admin
 from semel.client.fetcher import Fetcher
 from semel.client.producer import Producer
 from semel.errors import SemelError
 from semel.processes import spawn
+from semel.verify.faults.targets import parse_target
 
 KINDS: Final = ("join", "leave", "kill", "stop")
 BROKER_CONFIG: Final = {
@@ -225,21 +225,19 @@ def _judge(storm: Storm, admin: Admin, group: str, source: str, target: str) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bootstrap", help="a cluster of one's own; without it, the embedded broker")
+    parser.add_argument("--target", default="embedded", help="embedded, kafka, kafka:VERSION, or HOST:PORT")
     parser.add_argument("--protocol", default="cooperative-sticky", help="an assignor, or consumer (KIP-848)")
     parser.add_argument("--records", type=int, default=2_000_000)
-    parser.add_argument("--events", type=int, default=50)
+    parser.add_argument("--events", type=int, default=52)
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
-    parser.add_argument("--transaction-version", default="2", help="of the embedded broker")
+    parser.add_argument("--transaction-version", type=int, help="1 or 2; without it, the broker's default")
     options = parser.parse_args()
-    with ExitStack() as stack:
-        bootstrap = options.bootstrap
-        if bootstrap is None:
-            config = {**BROKER_CONFIG, "transaction.version": options.transaction_version}
-            bootstrap = stack.enter_context(Broker(config=config)).bootstrap
-        storm = Storm(bootstrap, options.protocol, options.records, events=options.events, seed=options.seed)
-        print(f"seed {storm.seed}", flush=True)
-        report = run_storm(storm)
+    target = parse_target(options.target, transaction_version=options.transaction_version, config=BROKER_CONFIG)
+    print(f"{options.target}, {options.protocol}, seed {options.seed}", flush=True)
+    with target:
+        report = run_storm(
+            Storm(target.bootstrap, options.protocol, options.records, events=options.events, seed=options.seed)
+        )
     print(f"{report.records} records exactly once through {dict(report.events)} in {report.seconds:.0f} s")
 
 

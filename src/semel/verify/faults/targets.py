@@ -282,17 +282,26 @@ class RemoteTarget(Target):
         """It was there before and stays."""
 
 
-def parse_target(text: str, *, folder: Path | None = None, transaction_version: int | None = None) -> Target:
+def parse_target(
+    text: str,
+    *,
+    folder: Path | None = None,
+    transaction_version: int | None = None,
+    config: Mapping[str, str] | None = None,
+) -> Target:
     """The target that a user names: `embedded`, `kafka`, `kafka:3.9.2`, or `HOST:PORT[,HOST:PORT...]`.
+
+    `config` is settings for the broker, where it is started here.
 
     >>> parse_target("kafka:3.9.2").name, parse_target("broker.example:9092").name
     ('Apache Kafka', 'a remote cluster')
     """
     if text == "embedded":
-        return EmbeddedTarget(folder, transaction_version=2 if transaction_version is None else transaction_version)
+        version = 2 if transaction_version is None else transaction_version
+        return EmbeddedTarget(folder, transaction_version=version, config=config)
     kind, _, rest = text.partition(":")
     if kind == "kafka" and (not rest or rest.count(".") == 2):
-        return KafkaTarget(rest or LATEST, transaction_version=transaction_version)
+        return KafkaTarget(rest or LATEST, transaction_version=transaction_version, config=config)
     if all(_is_address(entry) for entry in text.split(",")):
         return RemoteTarget(text)
     raise ConfigError(f"The target {text!r} is not known: write embedded, kafka, kafka:3.9.2 or HOST:PORT.")
