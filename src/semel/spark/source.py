@@ -19,14 +19,18 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from semel.errors import ConfigError
+from semel.spark.imports import without_hypothesis
 
-# Spark imports this file in every session that looks for any Python data source: what costs time is imported on use.
+with without_hypothesis():
+    from semel.errors import ConfigError
+
+# Spark imports this file in every session that looks for any Python data source, and in a new process for each
+# streaming query: what costs time is imported on use.
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from semel.spark.source_options import SourceOptions
-    from semel.spark.source_read import ReadTask
+    from semel.spark.source_task import ReadTask
 
 PYSPARK_MIN: Final = (4, 2)
 HEADERS: Final = "headers"
@@ -128,7 +132,7 @@ def check_pyspark(version: str) -> None:
 
 def _read_task(options: SourceOptions, schema: StructType) -> ReadTask:
     """A schema of the user's may leave columns out, which then need not be carried to Spark; others are not there."""
-    from semel.spark.source_read import ReadTask
+    from semel.spark.source_task import ReadTask
 
     types = {column.name: column.dataType for column in SCHEMA.fields}
     for column in schema.fields:
