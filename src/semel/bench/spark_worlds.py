@@ -51,7 +51,7 @@ class SparkProcess:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env={**os.environ, **environment},
+            env={**_compiled(os.environ), **environment},
         )
 
     def run(self, job: str, **arguments: Any) -> dict[str, Any]:
@@ -132,6 +132,12 @@ def _install(folder: Path, packages: Sequence[str]) -> None:
         if done.returncode != 0:
             tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
             raise ConfigError(f"{failure}\n{tail}")
+
+
+def _compiled(environment: Mapping[str, str]) -> dict[str, str]:
+    """Installed packages are compiled, and Python keeps what it has compiled. Where a developer has told it not to,
+    each process that Spark starts would compile Semel anew, and the bench would measure that."""
+    return {name: value for name, value in environment.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _joined(*paths: str | None) -> str:
