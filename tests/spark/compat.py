@@ -41,6 +41,7 @@ SOURCE: Final = (
     "test_source_reading.py",
     "test_source_stream.py",
     "test_source_spark.py",
+    "test_source_imports.py",
 )
 CONNECT_SINK: Final = "test_spark_connect.py::test_a_query_from_files_through_spark_connect_is_written_once"
 CONNECT_BOTH: Final = "test_spark_connect.py::test_a_query_through_spark_connect_is_written_once"

@@ -28,7 +28,8 @@ from semel.errors import (
 )
 from semel.spark.source import SemelSource
 from semel.spark.source_offsets import OffsetRange
-from semel.spark.source_read import SPARK_SCHEMA, ReadTask, read_range
+from semel.spark.source_read import SPARK_SCHEMA, read_range
+from semel.spark.source_task import ReadTask
 from semel.testing.embedded import EmbeddedBroker
 
 CLEANING = {

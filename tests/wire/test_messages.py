@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import struct
 from datetime import timedelta
@@ -13,7 +14,17 @@ from kio.schema.request_header.v2.header import RequestHeader
 from kio.serial import entity_reader, entity_writer
 
 from semel.errors import WireError
-from semel.wire import Api, ErrorCode, build, decode_response, encode_request, read_frame_size, response_type_for
+from semel.wire import (
+    CLIENT_VERSIONS,
+    Api,
+    ErrorCode,
+    build,
+    decode_response,
+    encode_request,
+    read_frame_size,
+    response_type_for,
+)
+from semel.wire.api import FIELDS_GONE
 
 CLUSTER_OPERATIONS = "include_cluster_authorized_operations"
 OFFSETS: dict[str, Any] = {
@@ -43,6 +54,17 @@ def test_a_request_reads_back_as_it_was_built_and_its_size_is_true() -> None:
     header, used = entity_reader(RequestHeader)(frame[4:], 0)
     assert (header.correlation_id, header.client_id, header.request_api_key) == (42, "me", Api.TXN_OFFSET_COMMIT)
     assert entity_reader(load_request_schema(Api.TXN_OFFSET_COMMIT, 5))(frame[4:], used)[0] == request
+
+
+@pytest.mark.parametrize("api", list(CLIENT_VERSIONS))
+def test_the_table_has_all_fields_that_newer_versions_dropped(api: Api) -> None:
+    """A call site may name a field that is gone: it is left out as long as the table knows it."""
+    spoken = CLIENT_VERSIONS[api]
+    by_version = [
+        {field.name for field in dataclasses.fields(load_request_schema(api, version))}
+        for version in range(spoken.lowest, spoken.highest + 1)
+    ]
+    assert FIELDS_GONE.get(api, frozenset()) == set().union(*by_version) - by_version[-1]
 
 
 def test_a_field_that_the_version_lacks_is_left_out_and_a_misspelt_one_is_refused() -> None:

@@ -1,6 +1,6 @@
-"""Two Sparks to measure side by side: the one that is installed here, and the one that has a Kafka connector.
+"""Two Sparks to measure side by side: the version that is installed here, and the one that has a Kafka connector.
 
-Spark's connector is a jar for one version of Spark. That version gets an environment of its own, made on first use from
+Spark's connector is a jar for one version of Spark. Each version gets an environment of its own, made on first use from
 PyPI and Maven coordinates and kept in the cache; Semel's own code there is this very one.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,7 +47,7 @@ class SparkProcess:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env={**os.environ, **environment},
+            env={**_compiled(os.environ), **environment},
         )
 
     def run(self, job: str, **arguments: Any) -> dict[str, Any]:
@@ -80,10 +80,9 @@ class SparkProcess:
 
 @contextmanager
 def installed_spark() -> Iterator[SparkProcess]:
-    """The pyspark beside Semel, without any jar."""
-    # For format("semel") Spark's workers must find `pyspark_semel`, which lies beside the package.
-    beside = str(Path(semel.__file__).parents[1])
-    with _running(SparkProcess(sys.executable, {"PYTHONPATH": _joined(beside, os.environ.get("PYTHONPATH"))})) as spark:
+    """The version of pyspark that is beside Semel, as a user has it: without any jar, and without a developer's tools,
+    some of which cost every new process time."""
+    with _environment(version("pyspark"), ("semel", "pyspark_semel.py")) as spark:
         yield spark
 
 
@@ -91,11 +90,18 @@ def installed_spark() -> Iterator[SparkProcess]:
 def connector_spark() -> Iterator[SparkProcess]:
     """The pyspark that Spark's Kafka connector is there for, with the connector, and with Semel."""
     libraries = jars(f"spark-kafka/{CONNECTOR_VERSION}", _CONNECTOR, alone=True)
-    python = pyspark_python(CONNECTOR_VERSION)
+    with _environment(CONNECTOR_VERSION, ("semel",), str(libraries)) as spark:
+        yield spark
+
+
+@contextmanager
+def _environment(pyspark: str, ours: Sequence[str], jars: str = "") -> Iterator[SparkProcess]:
+    """A process with this version of pyspark, for which `ours` are installed and nothing else that lies beside them."""
+    python = pyspark_python(pyspark)
     with tempfile.TemporaryDirectory(prefix="semel-bench-") as folder:
-        # The package alone: what else lies beside it here, such as another pyspark, must not be found there.
-        (Path(folder) / "semel").symlink_to(Path(semel.__file__).parent, target_is_directory=True)
-        with _running(SparkProcess(str(python), {"PYTHONPATH": folder}, str(libraries))) as spark:
+        for name in ours:
+            (Path(folder) / name).symlink_to(Path(semel.__file__).parents[1] / name)
+        with _running(SparkProcess(str(python), {"PYTHONPATH": folder}, jars)) as spark:
             yield spark
 
 
@@ -107,5 +113,7 @@ def _running(spark: SparkProcess) -> Iterator[SparkProcess]:
         spark.close()
 
 
-def _joined(*paths: str | None) -> str:
-    return os.pathsep.join(path for path in paths if path)
+def _compiled(environment: Mapping[str, str]) -> dict[str, str]:
+    """Installed packages are compiled, and Python keeps what it has compiled. Where a developer has told it not to,
+    each process that Spark starts would compile Semel anew, and the bench would measure that."""
+    return {name: value for name, value in environment.items() if name != "PYTHONDONTWRITEBYTECODE"}

@@ -56,7 +56,7 @@ class Admin(TopicAdmin, GroupAdmin, TransactionAdmin):
 
     def __init__(self, cluster_or_settings: Cluster | Mapping[str, object]) -> None:
         self._owns_cluster = not isinstance(cluster_or_settings, Cluster)
-        self._cluster = (
+        super().__init__(
             cluster_or_settings
             if isinstance(cluster_or_settings, Cluster)
             else Cluster(parse_config(cluster_or_settings).client)

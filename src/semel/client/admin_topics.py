@@ -89,9 +89,10 @@ class Features:
 
 
 class TopicAdmin:
-    """The part of `Admin` about topics."""
+    """The part of `Admin` about topics; also on its own, for those who ask for no more."""
 
-    _cluster: Cluster
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
 
     # -- topics ----------------------------------------------------------------------------------------------------
 

@@ -9,10 +9,8 @@ import ssl
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from scramp import ScramClient, ScramException
-
 from semel.client.config import SASL_MECHANISMS, SecurityConfig
-from semel.errors import AuthenticationFailed, BrokerUnreachable, ConfigError, InvalidState, SemelError
+from semel.errors import AuthenticationFailed, BrokerUnreachable, ConfigError, SemelError
 from semel.pem_files import load_authorities, load_certificate
 
 # -- TLS ---------------------------------------------------------------------------------------------------------------
@@ -187,7 +185,10 @@ def sasl_client(security: SecurityConfig, *, nonce: str | None = None) -> SaslEx
         raise ConfigError(f"sasl.mechanism={mechanism} needs a login: write sasl.username and sasl.password.")
     if mechanism == "PLAIN":
         return _Plain(username, password)
-    return _Scram(mechanism, username, password, nonce)
+    # The library behind it reads certificates too: most connections would wait for that without any use.
+    from semel.client.scram import Scram
+
+    return Scram(mechanism, username, password, nonce)
 
 
 class _Plain:
@@ -205,55 +206,8 @@ class _Plain:
         return None
 
 
-class _Scram:
-    """RFC 5802 without channel binding, as Kafka has it: two round trips, the second proves the broker to us."""
-
-    def __init__(self, mechanism: str, username: str, password: str, nonce: str | None) -> None:
-        self._mechanism = mechanism
-        self._username = username
-        self._client = ScramClient([mechanism], "-", "-", c_nonce=nonce)
-        # Kafka hashes the UTF-8 bytes as they are. The library's SASLprep would alter some characters and refuse
-        # others, and a password that works with Java's client would be wrong here.
-        self._client.username.username = username
-        self._client.password.password = password
-        self._challenges = 0
-
-    def first(self) -> bytes:
-        return self._client.get_client_first().encode()
-
-    def next(self, challenge: bytes) -> bytes | None:
-        self._challenges += 1
-        if self._challenges == 1:
-            return self._prove(challenge)
-        if self._challenges == 2:
-            return self._check_proof(challenge)
-        raise InvalidState("The SCRAM exchange is over; begin a new one for each connection.")
-
-    def _prove(self, challenge: bytes) -> bytes:
-        try:
-            self._client.set_server_first(bytes(challenge).decode())
-            return self._client.get_client_final().encode()
-        except (ScramException, UnicodeDecodeError):
-            if bytes(challenge).startswith(b"e="):
-                raise AuthenticationFailed(_refusal(self._mechanism, self._username)) from None
-            raise AuthenticationFailed(
-                f"The broker's {self._mechanism} challenge is not valid, so no password was sent: "
-                "check that bootstrap.servers names a Kafka broker."
-            ) from None
-
-    def _check_proof(self, challenge: bytes) -> None:
-        try:
-            self._client.set_server_final(bytes(challenge).decode())
-        except (ScramException, UnicodeDecodeError):
-            if bytes(challenge).startswith(b"e="):
-                raise AuthenticationFailed(_refusal(self._mechanism, self._username)) from None
-            raise AuthenticationFailed(
-                f"The broker did not prove that it knows the password of {self._username!r}, so it may be an impostor "
-                "and nothing was sent: check bootstrap.servers, and use security.protocol=SASL_SSL."
-            ) from None
-
-
-def _refusal(mechanism: str | None, username: str | None) -> str:
+def login_refused(mechanism: str | None, username: str | None) -> str:
+    """What to tell a user whose login the broker does not take."""
     return (
         f"The broker refused the login of {username!r} with {mechanism}, so nothing was sent: check sasl.username and "
         f"sasl.password, and that the broker has this user for {mechanism}."
@@ -275,7 +229,7 @@ def explain_sasl_failure(
         return AuthenticationFailed(
             f"{address} does not offer {mechanism} (it offers {listed}), so nothing was sent: {remedy}."
         )
-    sentence = _refusal(mechanism, security.username).replace("The broker", address, 1)
+    sentence = login_refused(mechanism, security.username).replace("The broker", address, 1)
     # A broker that repeats what it was sent must not make us print it.
     if said and not (security.password and security.password in said):
         sentence += f" It said: {_quotable(said)!r}"

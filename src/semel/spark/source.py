@@ -26,12 +26,13 @@ except ModuleNotFoundError:  # before pyspark 4.0. From there on the import must
     check_pyspark(pyspark.__version__)
     raise
 
-# Spark imports this file in every session that looks for any Python data source: what costs time is imported on use.
+# Spark imports this file in every session that looks for any Python data source, and in a new process for each
+# streaming query: what costs time is imported on use.
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from semel.spark.source_options import SourceOptions
-    from semel.spark.source_read import ReadTask
+    from semel.spark.source_task import ReadTask
 
 HEADERS: Final = "headers"
 SCHEMA: Final = StructType(
@@ -118,7 +119,7 @@ class BatchReader(DataSourceReader):
 
 def _read_task(options: SourceOptions, schema: StructType) -> ReadTask:
     """A schema of the user's may leave columns out, which then need not be carried to Spark; others are not there."""
-    from semel.spark.source_read import ReadTask
+    from semel.spark.source_task import ReadTask
 
     types = {column.name: column.dataType for column in SCHEMA.fields}
     for column in schema.fields:

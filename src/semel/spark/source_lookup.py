@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from semel.client.admin import Admin, TopicDescription
+from semel.client.admin_topics import TopicAdmin, TopicDescription
 from semel.client.cluster import Cluster
 from semel.client.config import Isolation
 from semel.client.leader_calls import describe
@@ -39,7 +39,7 @@ class Lookup:
         self.isolation: Isolation = config.fetch.isolation
         self._options = options
         self._cluster = Cluster(config.client)
-        self._admin = Admin(self._cluster)
+        self._topics = TopicAdmin(self._cluster)
         self._has_gone = False
         """A topic was missing the last time."""
 
@@ -57,7 +57,7 @@ class Lookup:
             case Assigned(partitions):
                 wanted = tuple(sorted({partition.topic for partition in partitions}))
             case Pattern(regex):
-                wanted = tuple(name for name in self._admin.list_topics() if re.fullmatch(regex, name))
+                wanted = tuple(name for name in self._topics.list_topics() if re.fullmatch(regex, name))
                 may_be_gone = True  # between the list and the question
         described = self._describe(wanted, may_be_gone=may_be_gone)
         there = {
@@ -78,19 +78,19 @@ class Lookup:
         # A topic that is not there is asked for again for some seconds: once is enough, every micro-batch would stall.
         if not (may_be_gone and self._has_gone):
             try:
-                return self._admin.describe_topics(*names) if names else {}
+                return self._topics.describe_topics(*names) if names else {}
             except UnknownTopic:
                 if not may_be_gone:
                     raise
-        present = set(self._admin.list_topics(include_internal=True)).intersection(names)
+        present = set(self._topics.list_topics(include_internal=True)).intersection(names)
         self._has_gone = len(present) < len(names)
-        return self._admin.describe_topics(*sorted(present)) if present else {}
+        return self._topics.describe_topics(*sorted(present)) if present else {}
 
     # -- offsets ---------------------------------------------------------------------------------------------------
 
     def edges(self, partitions: Iterable[TopicPartition], edge: Edge, isolation: Isolation | None = None) -> Offsets:
         """Where partitions begin or end; the end of `read_committed` is the last stable offset."""
-        listed = self._admin.list_offsets(dict.fromkeys(partitions, edge), isolation or self.isolation)
+        listed = self._topics.list_offsets(dict.fromkeys(partitions, edge), isolation or self.isolation)
         return {partition: answer.offset for partition, answer in listed.items()}
 
     def starts(self, partitions: frozenset[TopicPartition]) -> Offsets:
@@ -126,7 +126,7 @@ class Lookup:
                 return self._committed(group, partitions, option)
 
     def _at_time(self, times: Offsets, option: str) -> Offsets:
-        listed = self._admin.list_offsets(times, self.isolation)
+        listed = self._topics.list_offsets(times, self.isolation)
         found = {partition: answer.offset for partition, answer in listed.items() if answer.offset >= 0}
         if unmatched := sorted(set(times) - set(found)):
             if option.startswith("starting") and self._options.no_match == "error":
@@ -138,8 +138,10 @@ class Lookup:
         return found
 
     def _committed(self, group: str, partitions: frozenset[TopicPartition], option: str) -> Offsets:
+        from semel.client.admin import Admin
+
         # Waits for transactions that hold offsets of the group, such as those of Semel's sink: they may still commit.
-        committed = self._admin.committed_offsets(group, sorted(partitions))
+        committed = Admin(self._cluster).committed_offsets(group, sorted(partitions))
         found = {partition: committed[partition].offset for partition in partitions if partition in committed}
         if unknown := sorted(partitions - set(found)):
             reset = self._options.uncommitted_reset if option.startswith("starting") else "earliest"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -12,14 +11,12 @@ import pyarrow as pa
 
 from semel.client.config import FetchConfig
 from semel.client.fetcher import Fetcher
-from semel.client.leader_calls import describe
 from semel.client.partitions import TopicPartition
 from semel.client.settings import parse_config
 from semel.errors import KafkaError, OffsetOutOfRange, UnknownTopic
 from semel.spark.source_offsets import OffsetRange
+from semel.spark.source_task import ReadTask, report_loss
 from semel.spark.workers import ease_worker
-
-_LOG: Final = logging.getLogger("semel.spark")
 
 # The names of Spark's Kafka source in its order, in the Arrow types that Spark has for them.
 SPARK_SCHEMA: Final = pa.schema(
@@ -42,16 +39,6 @@ _ROWS_MAX: Final = 32_768
 _ROWS_FEW: Final = 2_048
 _RECORD_BYTES: Final = 1_024
 _FIRST_FETCH_BYTES: Final = 1_048_576
-
-
-@dataclass(frozen=True, slots=True)
-class ReadTask:
-    """Everything that a task needs, wherever it runs."""
-
-    settings: Mapping[str, str] = field(repr=False)
-    """Kafka's own settings; may hold a password."""
-    columns: tuple[str, ...]
-    fail_on_data_loss: bool = True
 
 
 def read_task(task: ReadTask, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
@@ -108,17 +95,6 @@ def _pass_over(task: ReadTask, fetcher: Fetcher, wanted: OffsetRange, position: 
     gone = f"offsets {position} to {wanted.end}: the log ends at {end}, it was cut off or made anew"
     report_loss(task.fail_on_data_loss, OffsetOutOfRange, partition, gone)
     return wanted.end
-
-
-def report_loss(fail: bool, kind: type[KafkaError], partition: TopicPartition, gone: str) -> None:
-    """Raise, or only warn where the user has accepted losses."""
-    if not fail:
-        _LOG.warning("Records of %s are gone and passed over, %s.", describe(partition), gone)
-        return
-    raise kind(
-        f"Records of {describe(partition)} are gone before they were read, {gone}. To go on without them, write "
-        "failOnDataLoss=false; to keep them longer next time, raise retention.ms and retention.bytes of the topic."
-    )
 
 
 class _Columns:

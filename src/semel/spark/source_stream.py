@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -19,10 +18,15 @@ from pyspark.sql.streaming.datasource import (
 
 from semel.client.partitions import TopicPartition
 from semel.errors import OffsetOutOfRange, UnknownTopic
-from semel.spark.source_lookup import Found, Lookup
 from semel.spark.source_offsets import OffsetRange, Offsets, from_checkpoint, limit_offsets, split_ranges, to_checkpoint
 from semel.spark.source_options import SourceOptions
-from semel.spark.source_read import ReadTask, read_task, report_loss
+from semel.spark.source_task import ReadTask, report_loss
+
+# One process asks the cluster, others read records: what only one of them needs is imported on use.
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from semel.spark.source_lookup import Found, Lookup
 
 
 class RangePartition(InputPartition):
@@ -155,6 +159,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from semel.spark.source_read import read_task
+
         return read_task(self._task, partition.value)
 
     def stop(self) -> None:
@@ -165,6 +171,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ask(self) -> Lookup:
         # Made when first used: until then the reader can be pickled, and tasks have no use for it.
         if self._lookup is None:
+            from semel.spark.source_lookup import Lookup
+
             self._lookup = Lookup(self._options)
         return self._lookup
 

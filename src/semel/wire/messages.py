@@ -19,8 +19,7 @@ from kio.serial.errors import SerialError
 from kio.static.protocol import Entity, RequestPayload, ResponsePayload
 
 from semel.errors import WireError
-from semel.wire.api import CLIENT_VERSIONS, Api
-from semel.wire.describe_transactions import DescribeTransactionsResponse
+from semel.wire.api import CLIENT_VERSIONS, FIELDS_GONE, Api
 from semel.wire.shape import check_shape, nested_entity
 from semel.wire.writing import write_frame
 
@@ -41,16 +40,8 @@ def build(api: Api, version: int, /, **fields: Plain) -> RequestPayload:
     """
     newest = request_schema(api, CLIENT_VERSIONS[api].highest)
     schema = request_schema(api, version)
-    # A field may also have gone: newer versions of Metadata no longer ask for the cluster's authorized operations.
-    gone = _fields_of_any_version(api) - _plan(schema).keys()
+    gone = FIELDS_GONE.get(api, frozenset()) - _plan(schema).keys()
     return cast(RequestPayload, _make(schema, newest, {name: fields[name] for name in fields if name not in gone}))
-
-
-@cache
-def _fields_of_any_version(api: Api) -> frozenset[str]:
-    spoken = CLIENT_VERSIONS[api]
-    versions = range(spoken.lowest, spoken.highest + 1)
-    return frozenset(name for version in versions for name in _plan(request_schema(api, version)))
 
 
 def _make(entity: type[Entity], newest: type[Entity] | None, values: Mapping[str, Plain]) -> Entity:
@@ -117,6 +108,9 @@ def response_type_for(request: RequestPayload) -> type[ResponsePayload]:
 @cache
 def _response_type(api_key: int, version: int) -> type[ResponsePayload]:
     if api_key == Api.DESCRIBE_TRANSACTIONS:
+        # Few ask this, and to make its classes takes a millisecond each.
+        from semel.wire.describe_transactions import DescribeTransactionsResponse
+
         return cast(type[ResponsePayload], DescribeTransactionsResponse)
     return load_response_schema(api_key, version)
 
