@@ -10,7 +10,7 @@ import pytest
 from semel.broker.process import Broker
 
 SAMPLE = "SEMEL_SPARK_SAMPLE"
-SAMPLED = ("test_spark_cluster", "test_spark_crashes", "test_spark_upsets")
+SAMPLED = ("test_spark_cluster", "test_spark_crashes", "test_spark_twins", "test_spark_upsets")
 """`test_spark_kills` deals out its kills over the brokers by itself."""
 
 

@@ -6,22 +6,15 @@ records see in the end is what was to be written, once.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import cast
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -114,75 +107,6 @@ def write(spark: SparkSession, bootstrap: str, topic: str, job_id: str = "1") ->
     return semel.write_batch(
         numbers(spark, 4_000), name=topic, job_id=job_id, bootstrap=bootstrap, topic=topic, batch_size=800, writers=4
     )
-
-
-@dataclass
-class Twins:
-    """Drivers with one name and one checkpoint, each a process."""
-
-    master: str
-    bootstrap: str
-    topic: str
-    folder: Path
-    writers: int | None
-
-    def start(self, log: str, **environment: str) -> subprocess.Popen[bytes]:
-        told = {
-            "master": self.master,
-            "bootstrap": self.bootstrap,
-            "topic": self.topic,
-            "input": str(self.folder / "in"),
-            "checkpoint": str(self.folder / "checkpoint"),
-            "writers": self.writers,
-        }
-        driver = str(Path(__file__).parent / "twin_driver.py")
-        path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-        with (self.folder / log).open("wb") as output:
-            return subprocess.Popen(
-                [sys.executable, driver, json.dumps(told)],
-                env={**os.environ, "PYTHONPATH": path, **environment},
-                stdout=output,
-                stderr=output,
-            )
-
-    def log(self, name: str) -> str:
-        return (self.folder / name).read_text()
-
-
-def stopped_process(file: Path, driver: subprocess.Popen[bytes]) -> int:
-    """The process that got to its point and stopped there."""
-    deadline = time.monotonic() + 120
-    while not (file.exists() and file.read_text()):
-        assert driver.poll() is None, "the driver ended"
-        assert time.monotonic() < deadline, "the driver never got there"
-        time.sleep(0.05)
-    return int(file.read_text())
-
-
-@pytest.mark.parametrize("writers", [None, 2], ids=["the driver writes", "tasks write"])
-def test_of_two_drivers_with_one_name_the_older_stops_and_nothing_is_repeated(
-    cluster: Standalone, bootstrap: str, topic: str, tmp_path: Path, writers: int | None
-) -> None:
-    """E2: an older driver that was asleep in the midst of writing wakes up when a newer one has done all the work."""
-    (tmp_path / "in").mkdir()
-    for number in range(4):
-        table = pa.table({"id": range(number * 500, (number + 1) * 500)})
-        pq.write_table(table, tmp_path / "in" / f"{number}.parquet")
-    twins = Twins(cluster.url, bootstrap, topic, tmp_path, writers)
-    file = tmp_path / "stopped"
-    older = twins.start("older.log", **{failpoints.VARIABLE: "before_produce:30", failpoints.STOP_VARIABLE: str(file)})
-    try:
-        asleep = stopped_process(file, older)
-        newer = twins.start("newer.log")
-        assert newer.wait(120) == 0, twins.log("newer.log")[-3000:]
-        assert values(bootstrap, topic) == expected(2_000)
-        os.kill(asleep, signal.SIGCONT)
-        assert older.wait(120) != 0
-    finally:
-        kill(older.pid)
-        older.wait()
-    assert f"Another run of pipeline '{topic}' has taken over" in twins.log("older.log")
-    assert values(bootstrap, topic) == expected(2_000)
 
 
 def test_a_python_worker_that_dies_while_it_writes_is_followed_by_another(
