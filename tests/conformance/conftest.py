@@ -50,12 +50,12 @@ def _is_left_out(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)  # only parametrised tests have one
     params: Mapping[str, object] = callspec.params if callspec else {}
     target, client = params.get("target"), params.get("client")
+    if isinstance(client, Client) and (reason := client.left_out_on(target if isinstance(target, Target) else None)):
+        _REASONS.add(reason)
+        return True
     if not isinstance(target, Target):
         return False
     if _lacks_what_is_needed(item, target, params):
-        return True
-    if isinstance(client, Client) and (reason := client.left_out_on(target)):
-        _REASONS.add(reason)
         return True
     # The embedded broker does not replicate: what is about several brokers has no meaning there.
     needs_cluster = "kafka_cluster" in getattr(item, "fixturenames", ())

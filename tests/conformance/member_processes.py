@@ -45,11 +45,11 @@ class Client:
     def __str__(self) -> str:
         return f"{self.name}-{self.protocol}"
 
-    def left_out_on(self, target: Target) -> str | None:
-        """Why this client cannot be tried on the target, if so."""
+    def left_out_on(self, target: Target | None) -> str | None:
+        """Why this client cannot be tried on the target, or anywhere, if so."""
         if self.needs and shutil.which(self.needs) is None:
             return f"{self.name}: `{self.needs}` is not on the PATH"
-        if self.protocol == "consumer" and not target.has_consumer_groups:
+        if self.protocol == "consumer" and target is not None and not target.has_consumer_groups:
             return f"{self}: {target.name} has no consumer groups of KIP-848"
         return None
 

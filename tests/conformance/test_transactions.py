@@ -104,7 +104,7 @@ def test_transactions_also_work_where_the_owner_cannot_be_asked_for(
     kafka: KafkaUnderTest, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B7: brokers before 3.0 have no DescribeTransactions; commit, abort and fencing do without."""
-    monkeypatch.setattr(TransactionCalls, "owner", lambda self: None)
+    monkeypatch.setattr(TransactionCalls, "owner", lambda self, **_: None)
     topic = new_topic()
     with make_producer(kafka, topic) as producer:
         for number, keep in enumerate([True, False, True, False, True]):
