@@ -25,6 +25,7 @@ from semel.client.admin import Admin
 from semel.errors import ConfigError, KafkaError, UnknownTopic
 from semel.spark import failpoints
 from semel.spark.progress import BatchProgress
+from semel.spark.spool import SpoolReader
 from semel.spark.stream import OBSERVED
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -92,6 +93,24 @@ def test_rows_choose_topic_partition_and_headers(spark: SparkSession, bootstrap:
     )
     semel.write_batch(rows, name=topic, job_id="1", bootstrap=bootstrap, compression_type="zstd")
     assert [tuple(seen) for seen in contents(bootstrap, topic)] == [(2, b"k", b"v", (("h", b"1"),))]
+
+
+def test_much_data_on_one_machine_goes_through_files_that_do_not_stay(
+    spark: SparkSession, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E4: each record once, from the files of three tasks, which are gone when the batch is."""
+    files: set[Path] = set()
+    view = SpoolReader.view
+
+    def noted(reader: SpoolReader, path: str, at: int, size: int) -> memoryview:
+        files.add(Path(path))
+        return view(reader, path, at, size)
+
+    monkeypatch.setattr(SpoolReader, "view", noted)
+    semel.write_batch(numbers(spark, 0, 60_000), name=topic, job_id="1", bootstrap=bootstrap, topic=topic)
+    assert values(bootstrap, topic) == expected(0, 60_000)
+    assert len(files) == 3
+    assert not any(file.exists() or file.parent.exists() for file in files)
 
 
 def test_a_stream_is_written_once_and_a_replay_writes_nothing(

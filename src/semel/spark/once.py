@@ -187,14 +187,13 @@ class OneWrite:
         return Encoded(manifest, pieces, blobs if spool is None else None, writers, _since(started))
 
     def _feeding(self) -> AbstractContextManager[None]:
-        """Let Spark not measure its Arrow batches after each row if they stay far below its limit anyway.
+        """Let Spark not measure its Arrow batches after each row where these stay far below its limit anyway.
 
         That was a quarter of what it takes to hand short rows to Python.
         """
         conf: Any = self.df.sparkSession.conf
-        limit = _PLAIN_BYTES.fullmatch(conf.get(_BYTES_SETTING, "1b"))  # Spark 3.5 has none
-        rows = int(conf.get(_ROWS_SETTING))
-        if limit is None or self.row_bytes is None or rows <= 0 or rows * self.row_bytes > int(limit[1]) / 4:
+        limit = conf.get(_BYTES_SETTING, "1b")  # Spark 3.5 has none
+        if not are_far_below(limit, int(conf.get(_ROWS_SETTING)), self.row_bytes):
             return nullcontext()
         return _setting(self.df.sparkSession, _BYTES_SETTING, _NO_LIMIT)
 
@@ -298,6 +297,18 @@ def check_stored(stored: list[Stored], manifest: Manifest) -> list[Stored]:
             code=ErrorCode.transaction_abortable,
         )
     return stored
+
+
+def are_far_below(limit: str, rows: int, row_bytes: float | None) -> bool:
+    """Whether so many rows of that length (None: not known) stay below a fourth of a limit in Spark's notation.
+
+    >>> are_far_below("268435456b", 10_000, 112.0), are_far_below("268435456b", 10_000, 1_000_000.0)
+    (True, False)
+    >>> are_far_below("268435456b", 10_000, None), are_far_below("268435456b", 0, 112.0)  # 0 rows: without any bound
+    (False, False)
+    """
+    plain = _PLAIN_BYTES.fullmatch(limit)
+    return plain is not None and row_bytes is not None and 0 < rows * row_bytes < int(plain[1]) / 4
 
 
 def _is_curable(error: SemelError) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from semel.errors import SemelError
 
@@ -119,7 +119,7 @@ class SpoolReader:
     """The files of a micro-batch, mapped into memory. Stamping a blob there does not change the file."""
 
     def __init__(self) -> None:
-        self._maps: dict[str, Any] = {}
+        self._maps: dict[str, mmap.mmap] = {}
 
     def view(self, path: str, at: int, size: int) -> memoryview:
         if path not in self._maps:
