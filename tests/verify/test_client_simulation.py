@@ -131,6 +131,12 @@ def test_a_broker_that_died_in_a_write_answers_nobody() -> None:
     assert run_seed(12, 200).violation is None
 
 
+def test_late_copies_of_offsets_do_not_make_a_transaction_torn() -> None:
+    """Before the epoch is raised, copies of AddOffsetsToTxn and TxnOffsetCommit began another transaction; that one was
+    aborted, and the one whose offsets they repeat had been committed."""
+    assert run_seed(5981, 200).violation is None
+
+
 def test_the_command_names_the_size_of_a_failing_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ A view follows one partition; it knows which records are committed, aborted or o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
@@ -215,6 +215,8 @@ class SeenOffset:
     offset: int
     log_offset: int
     transaction: str = ""
+    is_late: bool = field(default=False, compare=False)
+    """Written when the transaction that it names had its end: by a copy of a request that was long under way."""
 
 
 class OffsetsView(LogView):
@@ -224,6 +226,7 @@ class OffsetsView(LogView):
         super().__init__(partition, decisions)
         self._ledger = ledger
         self._pending: dict[int, dict[tuple[str, TopicPartition], SeenOffset]] = {}
+        self._ended: set[str] = set()
         self.committed: dict[str, dict[TopicPartition, SeenOffset]] = {}
         self.touched: dict[str, None] = {}
 
@@ -243,8 +246,9 @@ class OffsetsView(LogView):
                     pending.pop((decoded.group_id, where), None)
             elif header.is_transactional:
                 pending = self._pending.setdefault(header.producer_id, {})
+                name = decoded.value.metadata
                 pending[decoded.group_id, where] = SeenOffset(
-                    decoded.value.offset, record.offset, decoded.value.metadata
+                    decoded.value.offset, record.offset, name, is_late=name in self._ended
                 )
             else:
                 stored = SeenOffset(decoded.value.offset, record.offset)
@@ -252,8 +256,12 @@ class OffsetsView(LogView):
 
     def on_marker(self, producer_id: int, outcome: Outcome) -> None:
         for (group_id, where), stored in self._pending.pop(producer_id, {}).items():
-            if stored.transaction in self._ledger.transactions:
-                self._ledger.transactions[stored.transaction].settle(outcome, self.where)
+            # In protocol 1 late copies can begin another transaction while the epoch is still the same. To abort it is
+            # right, and says nothing of the transaction whose name they bear.
+            named = self._ledger.transactions.get(stored.transaction)
+            if named is not None and not (stored.is_late and outcome == "abort"):
+                named.settle(outcome, self.where)
+                self._ended.add(stored.transaction)
             self.touched[group_id] = None
             if outcome == "commit":
                 offsets = self.committed.setdefault(group_id, {})
