@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 from typing import cast
 
@@ -19,6 +20,7 @@ from semel.records.schema import as_binary
 _SEED = 0x9747B28C
 _MULTIPLIER = 0x5BD1E995
 _FEW_ROWS = 32  # below this many rows a step of NumPy costs more than plain Python
+_LONG_RUN_ROWS = 64  # where so many neighbours share a partition on the average, slices cost less than copies
 _RECORD_OVERHEAD_BYTES = 10  # what a typical record adds to its key, value and headers on the wire
 
 
@@ -192,7 +194,7 @@ def _row_bytes(table: pa.Table) -> npt.NDArray[np.int64]:
     for name in ("key", "value"):
         if name in table.column_names:
             lengths = pc.call_function("binary_length", [as_binary(name, table.column(name))])
-            total += pc.fill_null(lengths, 0).to_numpy().astype(np.int64)
+            total += (pc.fill_null(lengths, 0) if lengths.null_count else lengths).to_numpy()
     return total
 
 
@@ -213,6 +215,9 @@ def split_by_partition(table: pa.Table, partitions: npt.NDArray[np.int32]) -> li
         raise ConfigError("Some rows have no partition (-1): give records without a key one before splitting.")
     if first == last:
         return [(first, table)]
+    changes = np.flatnonzero(partitions[1:] != partitions[:-1]) + 1
+    if len(changes) * _LONG_RUN_ROWS < len(partitions):
+        return _split_runs(table, partitions, changes.tolist())
     # NumPy sorts 16-bit integers by radix, several times as fast.
     small = partitions.astype(np.uint16) if last < 2**16 else partitions
     order = np.argsort(small, kind="stable")
@@ -223,3 +228,11 @@ def split_by_partition(table: pa.Table, partitions: npt.NDArray[np.int32]) -> li
         (int(partition), ordered.slice(int(end - count), int(count)))
         for partition, count, end in zip(present, counts, ends, strict=True)
     ]
+
+
+def _split_runs(table: pa.Table, partitions: npt.NDArray[np.int32], changes: list[int]) -> list[tuple[int, pa.Table]]:
+    """The same where neighbours mostly share a partition, as records without a key do: nothing needs to be copied."""
+    runs: dict[int, list[pa.Table]] = {}
+    for start, end in pairwise([0, *changes, len(partitions)]):
+        runs.setdefault(int(partitions[start]), []).append(table.slice(start, end - start))
+    return [(partition, pa.concat_tables(runs[partition])) for partition in sorted(runs)]
