@@ -7,6 +7,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 _TASK = """
 import gc, importlib, sys
 sys.path.insert(0, sys.argv[1])
@@ -29,12 +31,13 @@ assert gc.get_freeze_count() <= frozen, "only the first task freezes"
 """
 
 
-def test_a_worker_reads_no_archive_of_sparks_again_and_still_imports_from_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["pyspark.zip", "py4j-0.10.9.9-src.zip", "spark-core_2.13-4.0.0.jar"])
+def test_a_worker_reads_no_archive_of_sparks_again_and_still_imports_from_it(name: str, tmp_path: Path) -> None:
     """Importers of Spark's archives are gone after a task and come back when asked for; garbage is looked for once."""
-    archive = tmp_path / "pyspark.zip"
+    archive = tmp_path / name
     with zipfile.ZipFile(archive, "w") as packed:
-        for name in ("early/__init__.py", "early/module.py", "early/later.py", "late.py"):
-            packed.writestr(name, "")
+        for module in ("early/__init__.py", "early/module.py", "early/later.py", "late.py"):
+            packed.writestr(module, "")
     done = subprocess.run([sys.executable, "-c", _TASK, str(archive)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -14,7 +14,7 @@ import sys
 from typing import Final
 from zipimport import zipimporter
 
-_SPARK_ARCHIVE: Final = re.compile(r"(^|/)(pyspark|py4j-[\d.]+-src)\.zip$")
+_SPARK_ARCHIVE: Final = re.compile(r"(^|/)((pyspark|py4j-[\d.]+-src)\.zip|spark-core_[^/]+\.jar)$")
 _frozen_in: set[int] = set()
 
 
