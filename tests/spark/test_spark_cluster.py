@@ -130,12 +130,21 @@ def test_the_driver_writes_little_itself_and_leaves_much_to_the_tasks(
 
 
 def test_an_executor_that_dies_while_it_writes_takes_encoded_data_with_it(
-    cluster: Standalone, spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
+    cluster: Standalone,
+    spark: SparkSession,
+    bootstrap: str,
+    topic: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """E2: Spark computes the lost blobs anew; they are not mixed with what was written before."""
     with StoppedWriter(spark, tmp_path, lambda process: kill(cluster.executor_of(process))):
-        write(spark, bootstrap, topic)
+        done = write(spark, bootstrap, topic)
+    assert done.attempts > 1, "nothing was computed anew"
     assert values(bootstrap, topic) == expected(4_000)
+    for record in caplog.records:
+        if record.name == "semel.spark":
+            assert "anew" in record.message, "an attempt was spent on something else than on lost data"
 
 
 def test_a_slow_task_is_overtaken_by_its_twin_and_can_do_no_harm_when_it_wakes(

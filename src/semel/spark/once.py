@@ -51,6 +51,7 @@ _CHUNK_BYTES: Final = 16 * 1024 * 1024
 _CHUNK_ROWS_MAX: Final = 10_000
 _LOCAL_MASTER: Final = re.compile(r"local(\[.*\])?")
 _CANCELLED: Final = re.compile(r"SPARK_JOB_CANCELLED|Job \d+ (was )?cancelled", re.IGNORECASE)
+_DATA_LOST: Final = re.compile(r"stage with indeterminate output was failed and retried")
 _WRITERS_MAX: Final = 32
 _CURABLE: Final = frozenset(
     {
@@ -269,6 +270,12 @@ class OneWrite:
         except Exception as error:
             if _CANCELLED.search(str(error)):
                 raise
+            if _DATA_LOST.search(str(error)):
+                raise BlobsChanged(
+                    "Spark has lost encoded data with an executor and made it anew, so this transaction cannot go on. "
+                    "Nothing of it will be seen; the micro-batch is written again.",
+                    code=ErrorCode.transaction_abortable,
+                ) from error
             raise WriteFailed(
                 f"Spark's write tasks failed, so the transaction is aborted and nothing of it will be seen. "
                 f"Last: {_first_line(error)}",
@@ -339,8 +346,14 @@ def _setting(spark: Any, name: str, value: str) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines or [type(error).__name__])[0][:500]
+    """The first line that says something: py4j begins with the name of the call, and goes on with the cause.
+
+    >>> _first_line(Exception("An error occurred while calling o2.collect.\\n: java.lang.Error: no disk\\n\\tat ..."))
+    'java.lang.Error: no disk'
+    """
+    lines = [line.strip().removeprefix(": ") for line in str(error).splitlines()]
+    told = [line for line in lines if line and not line.startswith("An error occurred while calling ")]
+    return (told or [type(error).__name__])[0][:500]
 
 
 def _since(started: float) -> int:
