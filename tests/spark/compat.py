@@ -56,6 +56,7 @@ REFUSED_4: Final = (
 LEFT_OUT: Final = {
     "test_compat_plan.py": "is about this file",
     "test_ledger.py": "no Spark in it",
+    "test_owner_writes.py": "no Spark in it",
     "test_sink_rights.py": "no Spark in it",
     "test_sink_stages.py": "no Spark in it",
     "test_spark_cluster.py": "minutes for each version; `make chaos` runs it on the newest",

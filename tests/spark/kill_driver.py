@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_sessions import small_spark
 
 import semel
+from semel.spark import owner
 
 SCHEMA = "id long, word string, at timestamp"
 
@@ -72,6 +73,7 @@ def ways_to_write(kind: str) -> dict[str, Any]:
 
 def main() -> None:
     told = json.loads(sys.argv[1])
+    owner.MUCH_BYTES = 1  # what the driver writes goes over two connections, as much data does
     folder, bootstrap = Path(told["folder"]), told["bootstrap"]
     spark = small_spark(
         **{

@@ -23,7 +23,7 @@ from topic_contents import values
 
 import semel
 from semel.client.admin import Admin
-from semel.spark import failpoints
+from semel.spark import failpoints, owner
 
 pytestmark = [
     pytest.mark.chaos,
@@ -62,6 +62,7 @@ def test_a_query_that_crashes_at_every_step_loses_and_repeats_nothing(
         )
         query.awaitTermination()
 
+    monkeypatch.setattr(owner, "MUCH_BYTES", 1)  # what the driver writes goes over two connections
     with monkeypatch.context() as patch:
         crasher = Crasher(patch, environment, do_tasks_write=kind in WRITTEN_BY_TASKS)
         for point in failpoints.POINTS:

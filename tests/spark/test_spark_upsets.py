@@ -28,6 +28,7 @@ from semel.broker import shifted_clock
 from semel.broker.process import Broker
 from semel.client.admin import Admin
 from semel.client.partitions import TopicPartition
+from semel.spark import owner
 from semel.spark.ledger import PARTITIONS, Entry
 from semel.spark.options import make_options
 from semel.spark.owner import PipelineOwner
@@ -321,11 +322,21 @@ CUTS = [
 """A request that never arrives, one that is carried out without its client, and one whose answer is lost."""
 
 
-@pytest.mark.parametrize("writers", [None, 2], ids=["the driver writes", "tasks write"])
+@pytest.mark.parametrize(
+    ("writers", "much_bytes"),
+    [(None, owner.MUCH_BYTES), (None, 1), (2, owner.MUCH_BYTES)],
+    ids=["the driver writes", "the driver writes over two connections", "tasks write"],
+)
 def test_a_query_goes_on_through_a_network_that_is_cut_at_each_of_its_requests(
-    spark: SparkSession, bootstrap: str, tmp_path: Path, writers: int | None
+    spark: SparkSession,
+    bootstrap: str,
+    tmp_path: Path,
+    writers: int | None,
+    much_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """E2: in each micro-batch another connection is cut, and the query neither stops nor repeats anything."""
+    monkeypatch.setattr(owner, "MUCH_BYTES", much_bytes)
     with FaultProxy(bootstrap) as proxy:
         pipeline = Pipeline(spark, proxy.bootstrap, tmp_path)
         pipeline.feed.add(len(CUTS) + 1)

@@ -13,11 +13,13 @@ from typing import cast
 from standalone import cluster_session
 
 import semel
+from semel.spark import owner
 from semel.spark.failpoints import STOP_VARIABLE, VARIABLE
 
 
 def main() -> None:
     told = json.loads(sys.argv[1])
+    owner.MUCH_BYTES = 1  # what the driver writes goes over two connections, as much data does
     spark = cluster_session(told["master"], **{"spark.cores.max": "1"})  # the other twin needs a core too
     in_tasks = cast("dict[str, str]", spark.sparkContext.environment)
     in_tasks.update({name: os.environ[name] for name in (VARIABLE, STOP_VARIABLE) if name in os.environ})

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import Counter
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from semel.client.admin import Admin
@@ -15,7 +17,8 @@ from semel.client.cluster import Cluster
 from semel.client.partitions import TopicPartition
 from semel.client.producer import Outcome, Producer
 from semel.client.sender import Stored
-from semel.client.shared import SharedTransaction
+from semel.client.settings import parse_config
+from semel.client.shared import SharedTransaction, SharedWriter
 from semel.client.transaction_state import State
 from semel.errors import CommitUnknown, Fenced, NotAuthorized, TransactionAborted
 from semel.spark import failpoints
@@ -23,6 +26,9 @@ from semel.spark.blobs import Piece
 from semel.spark.ledger import Entry, Ledger
 from semel.spark.options import SinkOptions
 from semel.wire import ErrorCode
+
+MUCH_BYTES = 4 * 1024 * 1024
+"""From here on a second connection is worth a thread. Tests make it less."""
 
 
 class PipelineFenced(Fenced):
@@ -48,6 +54,7 @@ class PipelineOwner:
         self._producer = Producer({**options.settings, "transactional.id": key}, make_cluster=make_cluster)
         # Nobody tells a sink that its query has ended: the connections go with the last reference to it.
         weakref.finalize(self, self._producer.cluster.close)
+        self._cluster_beside: Cluster | None = None
         if isinstance(self._producer.cluster, failpoints.WatchedCluster):
             self._producer.cluster.pipeline = options.name
         try:
@@ -61,6 +68,8 @@ class PipelineOwner:
 
     def close(self) -> None:
         self._producer.cluster.close()
+        if self._cluster_beside is not None:
+            self._cluster_beside.close()
 
     def _explain(self, error: Fenced) -> Fenced:
         # An id that its coordinator has forgotten after a week of silence was taken over by nobody.
@@ -88,16 +97,35 @@ class PipelineOwner:
             raise self._explain(error) from error
 
     def write(self, pieces: Collection[Piece]) -> list[Stored]:
-        """Write these blobs in the open transaction; returns when all of them are stored."""
+        """Write these blobs in the open transaction; returns when all of them are stored.
+
+        A broker works on one request of a connection at a time, so much data goes over two of them.
+        """
+        mine, others = share_out(pieces)
         try:
-            for piece in pieces:
-                self._reach("before_produce")
-                self._producer.send_encoded(*piece.partition, piece.batch)
-            stored = self._producer.flush()
+            # It waits for its thread, whatever happens here: nothing may be on its way when the transaction is ended.
+            with ThreadPoolExecutor(1) as beside:
+                other = beside.submit(self._write_beside, self._producer.share(), others) if others else None
+                for piece in mine:
+                    self._reach("before_produce")
+                    self._producer.send_encoded(*piece.partition, piece.batch)
+                stored = self._producer.flush()
+            if other is not None:
+                stored += other.result()
         except Fenced as error:
             raise self._explain(error) from error
         self._reach("after_produce")
         return stored
+
+    def _write_beside(self, shared: SharedTransaction, pieces: Collection[Piece]) -> list[Stored]:
+        if self._cluster_beside is None:
+            self._cluster_beside = Cluster(parse_config(self._options.settings).client)
+            weakref.finalize(self, self._cluster_beside.close)
+        with SharedWriter(shared, self._options.settings, cluster=self._cluster_beside) as writer:
+            for piece in pieces:
+                self._reach("before_produce")
+                writer.send_encoded(*piece.partition, piece.batch)
+            return writer.flush()
 
     def settle(self, stored: Collection[Stored], entry: Entry, offsets: Mapping[TopicPartition, int]) -> None:
         """Everything is written: add the ledger's record and the input offsets, and commit.
@@ -161,3 +189,27 @@ class PipelineOwner:
                 f"This user may not write to topic {topic!r}; nothing was computed or written. Grant WRITE on it.",
                 code=ErrorCode.topic_authorization_failed,
             )
+
+
+def share_out(pieces: Collection[Piece]) -> tuple[list[Piece], list[Piece]]:
+    """The pieces in two parts of about the same size, each partition in one of them; if they are few, all in the first.
+
+    >>> from semel.records import EncodedBatch
+    >>> pieces = [Piece(TopicPartition("out", index), EncodedBatch(memoryview(bytes(size)), 1))
+    ...           for index, size in ((0, 2_000_000), (1, 3_000_000), (0, 2_000_000), (2, 2_000_000))]
+    >>> [[piece.partition.partition for piece in part] for part in share_out(pieces)]
+    [[0, 0], [1, 2]]
+    """
+    sizes: Counter[TopicPartition] = Counter()
+    for piece in pieces:
+        sizes[piece.partition] += len(piece.batch.data)
+    if sizes.total() < MUCH_BYTES:
+        return list(pieces), []
+    loads, is_second = [0, 0], dict[TopicPartition, bool]()
+    for partition, size in sizes.most_common():
+        is_second[partition] = loads[1] < loads[0]
+        loads[is_second[partition]] += size
+    return (
+        [piece for piece in pieces if not is_second[piece.partition]],
+        [piece for piece in pieces if is_second[piece.partition]],
+    )
