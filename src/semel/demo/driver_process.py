@@ -54,7 +54,10 @@ class DriverProcess:
         count = kill_rest(self._family) if has_ended else kill_family(self._process.pid)
         self._process.wait()
         self._reader.join(5)
-        for pipe in (self._process.stdin, self._process.stdout):
+        pipes = [self._process.stdin]
+        if not self._reader.is_alive():  # to close what a thread still reads from would wait for it, however long
+            pipes.append(self._process.stdout)
+        for pipe in pipes:
             if pipe is not None:
                 pipe.close()
         return count
