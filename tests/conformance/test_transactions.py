@@ -512,6 +512,24 @@ def test_offsets_of_a_stale_generation_are_refused_and_the_transaction_with_them
     assert values_of(kafka.bootstrap, topic) == []
 
 
+def test_a_doomed_transaction_that_is_surely_open_is_aborted_and_the_next_one_goes_on(
+    kafka: KafkaUnderTest, new_topic: NewTopic
+) -> None:
+    """C1: to ask who has ended it must not end it under an epoch that is not its own: Kafka 2.5 takes that, writes no
+    marker for it, and holds the id for ever."""
+    topic, group = new_topic(), f"group-{time.time_ns()}"
+    with make_producer(kafka, topic) as producer:
+        producer.begin()
+        producer.send(topic, b"of a zombie")
+        producer.flush()
+        with pytest.raises(KafkaError):
+            producer.send_offsets({TopicPartition(topic, 0): 1}, GroupMember(group, generation_id=3, member_id="gone"))
+        producer.abort()
+        with producer.transaction():
+            producer.send(topic, b"after it")
+    assert values_of(kafka.bootstrap, topic) == [b"after it"]
+
+
 def test_back_to_back_transactions_do_not_wait_a_back_off_for_the_markers(
     kafka: KafkaUnderTest, new_topic: NewTopic
 ) -> None:

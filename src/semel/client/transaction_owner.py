@@ -259,7 +259,7 @@ class TransactionOwner:
     def _stands_at_its_own_abort(self) -> bool:
         owner = self._calls.owner()
         if owner is None:
-            return self._calls.try_end_as(self._mine.following)
+            return self._try_whose_epoch(next_epoch_is_free=True) == self._mine.following
         return owner.identity == self._mine.following and not owner.is_open
 
     def _is_taken_over(self) -> bool:
@@ -420,7 +420,7 @@ class TransactionOwner:
         mine = self._mine
         try:
             if owner is None:
-                claimed = self._claim_unseen(next_epoch_is_free=next_epoch_is_free)
+                claimed = self._try_whose_epoch(next_epoch_is_free=next_epoch_is_free)
             else:
                 claimed = decide_claim(mine, owner, next_epoch_is_free=next_epoch_is_free)
             if claimed is None:
@@ -430,10 +430,12 @@ class TransactionOwner:
             self._die(error)
         self._needs_new_epoch = False
 
-    def _claim_unseen(self, *, next_epoch_is_free: bool) -> ProducerIdentity | None:
-        """`decide_claim` where the owner cannot be asked for (before Kafka 3.0): try whose epoch it is.
+    def _try_whose_epoch(self, *, next_epoch_is_free: bool) -> ProducerIdentity | None:
+        """`decide_claim` where the owner cannot be asked for (before Kafka 3.0): end what is open under these epochs.
 
-        InitProducerId must not be the first to be asked: it would abort a newer owner's open transaction.
+        InitProducerId must not be the first to be asked: it would abort a newer owner's open transaction. Nor must the
+        next epoch come before our own: Kafka 2.5 takes a higher one for that of the open transaction, whose markers it
+        then never writes.
         """
         candidates = (self._mine, self._mine.following) if next_epoch_is_free else (self._mine,)
         return next((identity for identity in candidates if self._calls.try_end_as(identity)), None)
