@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 
 import pytest
 from _pytest.doctest import DoctestItem
@@ -17,6 +18,9 @@ settings.load_profile("semel")
 
 
 def pytest_configure() -> None:
+    # What a shell has started in its background ignores Ctrl-C, and so would the processes that tests interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("SEMEL_SEED", str(random.randrange(1_000_000)))
 
 
