@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -12,7 +11,6 @@ import pyarrow as pa
 import pytest
 from topic_contents import contents, values
 
-from semel.broker.process import Broker
 from semel.client.admin import Admin
 from semel.client.config import ProducerConfig
 from semel.client.partitions import TopicPartition
@@ -27,12 +25,6 @@ from semel.spark.owner import PipelineFenced, PipelineOwner
 
 PARTITIONS = 3
 _names = count()
-
-
-@pytest.fixture(scope="module", params=[2, 0], ids=["protocol 2", "protocol 1"])
-def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    with Broker(config={"transaction.version": request.param}) as broker:
-        yield broker.bootstrap
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 from stages import Blobs, encode, write
 from topic_contents import contents, values
 
-from semel.broker.process import Broker
 from semel.client.admin import Admin
 from semel.client.producer import Producer
 from semel.errors import ConfigError, KafkaError, RecordTooLarge, UnknownTopic
@@ -24,11 +23,10 @@ PARTITIONS = 2
 _names = count()
 
 
-@pytest.fixture(scope="module", params=[2, 0], ids=["protocol 2", "protocol 1"])
-def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    with Broker(config={"transaction.version": request.param}) as broker:
-        yield broker.bootstrap
-        close_connections()
+@pytest.fixture(scope="module")
+def bootstrap(bootstrap: str) -> Iterator[str]:
+    yield bootstrap
+    close_connections()
 
 
 @pytest.fixture

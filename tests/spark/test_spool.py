@@ -7,7 +7,6 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +14,6 @@ import pytest
 from stages import Row
 from topic_contents import values
 
-from semel.broker.process import Broker
 from semel.client.admin import Admin
 from semel.client.producer import Producer
 from semel.spark.blobs import Slots, read_manifest, read_pieces
@@ -24,12 +22,6 @@ from semel.spark.spool import SpoolFailed, batch_folder, remove_leftovers
 
 PARTITIONS = 2
 HOUR_S = 3600
-
-
-@pytest.fixture(scope="module", params=[2, 0], ids=["protocol 2", "protocol 1"])
-def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    with Broker(config={"transaction.version": request.param}) as broker:
-        yield broker.bootstrap
 
 
 def encoded_rows(records: int, spool: Path | None) -> list[Row]:
