@@ -54,10 +54,7 @@ class DriverProcess:
         count = kill_rest(self._family) if has_ended else kill_family(self._process.pid)
         self._process.wait()
         self._reader.join(5)
-        pipes = [self._process.stdin]
-        if not self._reader.is_alive():  # to close what a thread still reads from would wait for it, however long
-            pipes.append(self._process.stdout)
-        for pipe in pipes:
+        for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
         return count
