@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,7 +13,9 @@ from typer.testing import CliRunner
 from semel.bench import run_sections, spark
 from semel.bench.report import Row, Section
 from semel.bench.spark_worlds import JobFailed, SparkProcess
+from semel.broker.process import Broker
 from semel.cli.main import app
+from semel.client.producer import Producer
 from semel.errors import ConfigError
 
 
@@ -97,6 +100,66 @@ def test_a_job_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
             process.run("version")
     finally:
         process.close()
+
+
+def test_a_query_that_fails_leaves_the_process_for_the_next_one(tmp_path: Path) -> None:
+    """Its error is the answer, and the next job is answered as ever."""
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\nread line\necho \'answer {"error": "Expiring 7 record(s)"}\'\n'
+        'read line\necho \'answer {"pyspark": "4"}\'\nread line\n'
+    )
+    python.chmod(0o755)
+    process = SparkProcess(str(python), {})
+    try:
+        with pytest.raises(JobFailed, match=r"job sink .*failed: Expiring 7 record"):
+            process.run("sink")
+        assert process.run("version") == {"pyspark": "4"}
+    finally:
+        process.close()
+
+
+class _ScriptedSpark:
+    """Stands for the process with Spark: writes eight records itself, and fails in the ways that it is told."""
+
+    def __init__(self, *failing: str) -> None:
+        self._failing = failing
+        self.ways: list[str] = []
+
+    def run(self, job: str, *, way: str, bootstrap: str, topic: str, **_: Any) -> dict[str, Any]:
+        assert job == "sink"
+        self.ways.append(way)
+        if way in self._failing:
+            raise JobFailed("Expiring 7 record(s):\n\tat org.apache.kafka")
+        with Producer(bootstrap_servers=bootstrap) as producer:
+            producer.send_table(topic, spark.random_table(8, 100))
+            producer.flush()
+        return {"records": 8, "seconds": 2.0, "parts": []}
+
+
+def _sink(process: _ScriptedSpark, folder: Path) -> spark.Turns:
+    with Broker() as broker:
+        world = spark.World(broker.bootstrap, "", cast(Any, None), cast(SparkProcess, process), folder, count())
+        return world.sink(spark.MAIN, 8, 3)
+
+
+def test_where_sparks_own_sink_fails_the_table_says_so_and_has_the_rest(tmp_path: Path) -> None:
+    """It is not tried again, as a failure takes minutes; a row without its figures is a row."""
+    process = _ScriptedSpark("kafka")
+    turns = _sink(process, tmp_path)
+    assert turns.best == {"semel": 2.0}
+    assert turns.failures == [
+        f"Spark's own sink ({name}) failed in turn 1. Expiring 7 record(s): at org.apache.kafka"
+        for name in ("spark", "tuned")
+    ]
+    assert process.ways == ["semel", "kafka", "kafka", "semel", "semel"]
+    assert spark.compared("sink", turns.best, 8).figures == (4.0, None, None, None, None)
+
+
+def test_where_semels_sink_fails_there_is_no_table(tmp_path: Path) -> None:
+    """A figure that leaves out failures would be worth nothing."""
+    with pytest.raises(JobFailed, match="Expiring 7"):
+        _sink(_ScriptedSpark("semel"), tmp_path)
 
 
 @pytest.mark.large

@@ -18,6 +18,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 ANSWER: Final = "answer "
+ERROR: Final = "error"
+"""The only name in the answer of a job that has failed."""
 _CORES: Final = 2
 
 
@@ -136,7 +138,10 @@ def main() -> None:
     jobs = Jobs(spark)
     for line in sys.stdin:
         job = json.loads(line)
-        answer = getattr(jobs, job.pop("job"))(**job)
+        try:
+            answer = getattr(jobs, job.pop("job"))(**job)
+        except Exception as error:  # the session is whole, and other jobs may fare better
+            answer = {ERROR: f"{type(error).__name__}: {error}"}
         print(f"{ANSWER}{json.dumps(answer)}", flush=True)
     spark.stop()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import semel
-from semel.bench.spark_jobs import ANSWER
+from semel.bench.spark_jobs import ANSWER, ERROR
 from semel.errors import SemelError
 from semel.testing.maven import jars
 from semel.testing.pyspark_environments import pyspark_python
@@ -58,7 +58,10 @@ class SparkProcess:
         self._process.stdin.flush()
         for line in self._process.stdout:
             if line.startswith(ANSWER):
-                return json.loads(line.removeprefix(ANSWER))
+                answer: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
+                if ERROR in answer:
+                    raise JobFailed(f"The job {job} of `semel bench spark` failed: {answer[ERROR]}")
+                return answer
         self._errors.seek(0)
         tail = "\n".join(self._errors.read().strip().splitlines()[-20:])
         raise JobFailed(f"The job {job} of `semel bench spark` failed; nothing was measured.\n{tail}")
