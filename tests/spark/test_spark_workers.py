@@ -1,13 +1,19 @@
-"""What a task leaves behind in Spark's Python worker."""
+"""What a task finds and leaves behind in Spark's Python worker."""
 
 from __future__ import annotations
 
+import os
+import pickle
+import socket
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from semel.spark.workers import PromptReader, read_promptly
 
 _TASK = """
 import gc, importlib, sys
@@ -51,3 +57,64 @@ def test_importers_of_other_archives_stay(tmp_path: Path) -> None:
     code += "ease_worker(); assert sys.argv[1] in sys.path_importer_cache"
     done = subprocess.run([sys.executable, "-c", code, str(archive)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def here() -> Iterator[socket.socket]:
+    """One end of a connection on this machine, as Spark's workers have one; it does not acknowledge at once."""
+    if not hasattr(socket, "TCP_QUICKACK"):
+        pytest.skip("a matter of Linux")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as there,
+        server.accept()[0] as end,
+    ):
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+        yield end
+        there.sendall(b"still open")
+        assert end.recv(100) == b"still open"
+
+
+def is_prompt(connection: socket.socket) -> bool:
+    return bool(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK))
+
+
+def test_connections_on_this_machine_acknowledge_at_once_before_each_batch(here: socket.socket, tmp_path: Path) -> None:
+    """Rows of Spark's are not held back; what is no such connection is left alone, and nothing is closed."""
+    first, second = socket.socketpair()
+    with first, second, (tmp_path / "file").open("w") as file:
+        before = set(os.listdir("/proc/self/fd"))
+        seen: list[bool] = []
+        for _ in read_promptly(iter(range(3))):
+            seen.append(is_prompt(here))
+            here.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+        assert seen == [True, True, True]
+        assert before == set(os.listdir("/proc/self/fd"))
+        file.write("still open")
+        second.sendall(b"still open")
+
+
+def test_a_reader_of_the_source_has_what_comes_after_it_acknowledged(here: socket.socket) -> None:
+    """Spark sends it to a task, and then the range to read."""
+    reader = pickle.dumps(_Reader("orders"))
+    assert not is_prompt(here)
+    assert pickle.loads(reader).topic == "orders"
+    assert is_prompt(here)
+
+
+class _Reader(PromptReader):
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+
+
+def test_batches_come_as_they_are_where_nothing_is_connected() -> None:
+    """And what reading them raises comes through."""
+
+    def failing() -> Iterator[int]:
+        yield 1
+        raise ValueError("the task was stopped")
+
+    batches = read_promptly(failing())
+    assert next(batches) == 1
+    with pytest.raises(ValueError, match="the task was stopped"):
+        next(batches)

@@ -19,6 +19,7 @@ from pyspark.sql.types import (
 
 from semel.errors import ConfigError
 from semel.spark.source_needs import check_pyspark
+from semel.spark.workers import PromptReader
 
 try:
     from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -88,7 +89,7 @@ class SemelSource(DataSource):
         return parse_options(self.options)
 
 
-class BatchReader(DataSourceReader):
+class BatchReader(PromptReader, DataSourceReader):
     """A batch query: the offsets are looked up once, when it is planned."""
 
     def __init__(self, options: SourceOptions, task: ReadTask) -> None:

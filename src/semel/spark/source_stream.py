@@ -21,6 +21,7 @@ from semel.errors import OffsetOutOfRange, UnknownTopic
 from semel.spark.source_offsets import OffsetRange, Offsets, from_checkpoint, limit_offsets, split_ranges, to_checkpoint
 from semel.spark.source_options import SourceOptions
 from semel.spark.source_task import ReadTask, report_loss
+from semel.spark.workers import PromptReader
 
 # One process asks the cluster, others read records: what only one of them needs is imported on use.
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class RangePartition(InputPartition):
         super().__init__(wanted)
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(PromptReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Offsets are those of Spark's Kafka source, also in the checkpoint.
 
     Spark makes one of these in a process beside the driver, which plans, and sends another to the tasks, which read.

@@ -23,7 +23,7 @@ from semel.records import EncodedBatch
 from semel.spark.blobs import Manifest, pack_error
 from semel.spark.connections import shared_cluster
 from semel.spark.failpoints import reach
-from semel.spark.workers import ease_worker
+from semel.spark.workers import ease_worker, read_promptly
 from semel.wire import ErrorCode
 
 WRITTEN_SCHEMA: Final = pa.schema(
@@ -75,7 +75,7 @@ class Write:
         context = TaskContext.get()
         assert context is not None, "mapInArrow runs its function inside a task"
         try:
-            yield from self.write(batches, context.attemptNumber())
+            yield from self.write(read_promptly(batches), context.attemptNumber())
         finally:
             ease_worker()
 
