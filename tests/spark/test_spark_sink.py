@@ -16,6 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.listener import StreamingQueryListener
 from spark_sessions import small_spark
 from topic_contents import contents, group_offsets, values
 
@@ -24,7 +25,8 @@ from semel.broker.process import Broker
 from semel.client.admin import Admin
 from semel.errors import ConfigError, KafkaError, UnknownTopic
 from semel.spark import failpoints
-from semel.spark.progress import BatchProgress
+from semel.spark.feeding import feeding
+from semel.spark.progress import IN_SPARKS_PROGRESS, BatchProgress
 from semel.spark.spool import SpoolReader
 from semel.spark.stream import OBSERVED
 
@@ -141,6 +143,84 @@ def test_a_stream_is_written_once_and_a_replay_writes_nothing(
     run()
     assert (checkpoint / "commits" / "2").exists()
     assert values(bootstrap, topic) == expected(0, 120)
+
+
+class _Listener(StreamingQueryListener):
+    """Spark's own, as a user writes it."""
+
+    def __init__(self) -> None:
+        self.times: list[dict[str, int]] = []
+
+    def onQueryStarted(self, event: Any) -> None:
+        """Nothing of interest."""
+
+    def onQueryProgress(self, event: Any) -> None:
+        if event.progress.numInputRows:
+            self.times.append(dict(event.progress.durationMs))
+
+    def onQueryIdle(self, event: Any) -> None:
+        """Nothing of interest."""
+
+    def onQueryTerminated(self, event: Any) -> None:
+        """Nothing of interest."""
+
+
+def test_a_listener_of_sparks_sees_what_each_batch_took(
+    spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    """E5: the same times in Spark's own progress as in Semel's, batch by batch."""
+    fill(spark, tmp_path / "in", 2)
+    listener, seen = _Listener(), list[BatchProgress]()
+    spark.streams.addListener(listener)
+    try:
+        semel.write_stream(
+            stream(spark, tmp_path / "in"),
+            name=topic,
+            bootstrap=bootstrap,
+            topic=topic,
+            checkpoint=str(tmp_path / "checkpoint"),
+            trigger={"availableNow": True},
+            on_progress=seen.append,
+        ).awaitTermination()
+        cast(Any, spark.sparkContext)._jsc.sc().listenerBus().waitUntilEmpty()
+    finally:
+        spark.streams.removeListener(listener)
+    wanted = [{name: getattr(batch, field) for name, field in IN_SPARKS_PROGRESS.items()} for batch in seen]
+    if spark.version.startswith("3."):
+        wanted = [{}, {}]
+    assert [{name: times[name] for name in IN_SPARKS_PROGRESS if name in times} for times in listener.times] == wanted
+    assert len(seen) == 2
+    assert all(batch.encode_ms > 0 for batch in seen)
+
+
+def test_rows_of_a_micro_batch_are_not_measured_one_by_one_and_those_of_other_functions_are(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark's limit for Arrow batches is lifted for rows that Spark has computed, and comes back; a function of the
+    user's own keeps it."""
+    setting = "spark.sql.execution.arrow.maxBytesPerBatch"
+    fill(spark, tmp_path / "in", 1)
+    limits: list[str | None] = []
+
+    def look(df: DataFrame, batch_id: int) -> None:
+        conf = df.sparkSession.conf
+        for rows in (df, df.mapInArrow(lambda batches: batches, df.schema)):
+            with feeding(rows, 100.0, 1_048_576):
+                limits.append(conf.get(setting))
+            limits.append(conf.get(setting))
+
+    def skip(df: DataFrame, batch_id: int) -> None:
+        with feeding(df, 100.0, 1_048_576):
+            limits.append("none")
+
+    has_limit = spark.conf.isModifiable(setting)
+    writer = stream(spark, tmp_path / "in").writeStream.foreachBatch(look if has_limit else skip)
+    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
+        availableNow=True
+    ).start().awaitTermination()
+    usual = spark.conf.get(setting) if has_limit else None
+    assert limits == (["2147483647b", usual, usual, usual] if has_limit else ["none"])
+    assert usual != "2147483647b"
 
 
 def test_input_offsets_from_a_kafka_source_show_as_lag(

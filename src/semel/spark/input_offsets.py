@@ -59,12 +59,17 @@ def read_input(df: DataFrame, batch_id: int, checkpoint: str | None) -> Input:
 
 def _running_query(spark: Any) -> tuple[str | None, str | None]:
     """Checkpoint and id of the query whose thread has called us, or nothing."""
+    query = running_query(spark)
+    return (None, None) if query is None else (query.resolvedCheckpointRoot(), query.id().toString())
+
+
+def running_query(spark: Any) -> Any | None:
+    """Java's own object of that query, if a query has called us."""
     query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     if query_id is None:
-        return None, None
+        return None
     uuid = _java_class(spark, "java.util.UUID").fromString(query_id)
-    query = spark._jsparkSession.sharedState().activeStreamingQueries().get(uuid)
-    return (None, query_id) if query is None else (query.resolvedCheckpointRoot(), query_id)
+    return spark._jsparkSession.sharedState().activeStreamingQueries().get(uuid)
 
 
 def _read_by_hadoop(spark: Any, path: str) -> str:

@@ -11,8 +11,8 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +32,7 @@ from semel.spark.blobs import BLOB_DDL, BLOB_SCHEMA, Manifest, Piece, Slots, rea
 from semel.spark.columns import record_columns
 from semel.spark.encode import Encode
 from semel.spark.failpoints import reach
+from semel.spark.feeding import ROWS_SETTING, feeding, settings
 from semel.spark.ledger import Entry
 from semel.spark.options import SinkOptions
 from semel.spark.owner import PipelineFenced, PipelineOwner
@@ -43,10 +44,6 @@ from semel.wire import ErrorCode
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_ROWS_SETTING: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_BYTES_SETTING: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
-_PLAIN_BYTES: Final = re.compile(r"(\d+)b?")
-_NO_LIMIT: Final = "2147483647b"
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
 _CHUNK_ROWS_MAX: Final = 10_000
 _LOCAL_MASTER: Final = re.compile(r"local(\[.*\])?")
@@ -177,7 +174,7 @@ class OneWrite:
         else:
             found = blobs
         try:
-            with self._feeding():
+            with feeding(self.df, self.row_bytes, self.options.producer_config.request_bytes_max):
                 collected = found.collect()
             manifest = read_manifest(collected)
             pieces = None if self.options.writers is not None else read_pieces(collected)
@@ -186,17 +183,6 @@ class OneWrite:
                 blobs.unpersist()
             raise
         return Encoded(manifest, pieces, blobs if spool is None else None, writers, _since(started))
-
-    def _feeding(self) -> AbstractContextManager[None]:
-        """Let Spark not measure its Arrow batches after each row where these stay far below its limit anyway.
-
-        That was a quarter of what it takes to hand short rows to Python.
-        """
-        conf: Any = self.df.sparkSession.conf
-        limit = conf.get(_BYTES_SETTING, "1b")  # Spark 3.5 has none
-        if not are_far_below(limit, int(conf.get(_ROWS_SETTING)), self.row_bytes):
-            return nullcontext()
-        return _setting(self.df.sparkSession, _BYTES_SETTING, _NO_LIMIT)
 
     def _writers(self, partition_counts: Mapping[str, int]) -> int:
         """How many tasks write: no more than there are partitions, or cores as far as one can know."""
@@ -261,7 +247,7 @@ class OneWrite:
     def _run_tasks(self, blobs: DataFrame, encoded: Encoded, shared: SharedTransaction) -> list[Stored]:
         rows = _chunk_rows(encoded.manifest)
         try:
-            with _setting(self.df.sparkSession, _ROWS_SETTING, str(rows)):
+            with settings(self.df.sparkSession, {ROWS_SETTING: str(rows)}):
                 job = Write(self.options.settings, shared, encoded.manifest)
                 of_tasks = blobs.repartition(encoded.writers, "slot").sortWithinPartitions("map", "number")
                 written = of_tasks.mapInArrow(job, WRITTEN_DDL).collect()
@@ -306,18 +292,6 @@ def check_stored(stored: list[Stored], manifest: Manifest) -> list[Stored]:
     return stored
 
 
-def are_far_below(limit: str, rows: int, row_bytes: float | None) -> bool:
-    """Whether so many rows of that length (None: not known) stay below a fourth of a limit in Spark's notation.
-
-    >>> are_far_below("268435456b", 10_000, 112.0), are_far_below("268435456b", 10_000, 1_000_000.0)
-    (True, False)
-    >>> are_far_below("268435456b", 10_000, None), are_far_below("268435456b", 0, 112.0)  # 0 rows: without any bound
-    (False, False)
-    """
-    plain = _PLAIN_BYTES.fullmatch(limit)
-    return plain is not None and row_bytes is not None and 0 < rows * row_bytes < int(plain[1]) / 4
-
-
 def _is_curable(error: SemelError) -> bool:
     """Whether the same data under a new epoch may fare better.
 
@@ -333,16 +307,6 @@ def _is_curable(error: SemelError) -> bool:
 def _chunk_rows(manifest: Manifest) -> int:
     """How many blobs Spark hands to Python at a time: by its own default it would be ten thousand of a megabyte."""
     return max(1, min(_CHUNK_ROWS_MAX, _CHUNK_BYTES // max(1, manifest.blob_bytes_max)))
-
-
-@contextmanager
-def _setting(spark: Any, name: str, value: str) -> Iterator[None]:
-    before = spark.conf.get(name)
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        spark.conf.set(name, before)
 
 
 def _first_line(error: Exception) -> str:

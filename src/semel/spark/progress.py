@@ -5,8 +5,20 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
+from semel.spark.input_offsets import running_query
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+IN_SPARKS_PROGRESS: Final = {
+    "semelEncode": "encode_ms",
+    "semelWrite": "write_ms",
+    "semelCommit": "commit_ms",
+    "semelOpen": "open_ms",
+}
+"""Which of the times below Spark shows under which name among its own."""
 LOG: Final = logging.getLogger("semel.spark")
 
 
@@ -47,3 +59,22 @@ def log_event(event: str, level: int = logging.INFO, **fields: object) -> None:
 
 def log_progress(progress: BatchProgress) -> None:
     log_event("batch skipped" if progress.skipped else "batch committed", **asdict(progress))
+
+
+def report_times(df: DataFrame, progress: BatchProgress) -> None:
+    """Let Spark's own progress of this micro-batch show its times, for listeners too.
+
+    Not through Spark Connect, and not before Spark 4.0, which took no times from others. It is a matter between parts
+    of Spark, so a version may refuse it; the micro-batch is committed, and must not fail for that.
+    """
+    spark: Any = df.sparkSession
+    if not hasattr(spark, "_jsparkSession") or spark.version.startswith("3."):
+        return
+    try:
+        query = running_query(spark)
+        if query is not None:
+            durations = query.getLatestExecutionContext()
+            for name, field in IN_SPARKS_PROGRESS.items():
+                durations.reportTimeTaken(name, getattr(progress, field))
+    except Exception as error:
+        log_event("times not shown in Spark's progress", logging.DEBUG, pipeline=progress.pipeline, error=str(error))

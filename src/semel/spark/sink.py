@@ -14,7 +14,7 @@ from semel.spark.ledger import Entry
 from semel.spark.once import OneWrite
 from semel.spark.options import DEFAULT_LEDGER, make_options
 from semel.spark.owner import PipelineOwner, fenced
-from semel.spark.progress import BatchProgress, log_progress
+from semel.spark.progress import BatchProgress, log_progress, report_times
 from semel.wire import ErrorCode
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class KafkaSink:
             self.close()  # whoever calls again owns the pipeline anew, and reads the ledger
             raise
         self.recent.append(progress)
+        report_times(df, progress)
         if self._on_progress is not None:
             self._on_progress(progress)
         reach("before_return", self.options.name)

@@ -1,0 +1,78 @@
+"""How Spark hands rows to Python: with few rows at a time instead of a look at the size after each of them.
+
+Spark ends an Arrow batch at a number of rows, or of bytes. For the bytes it adds up all buffers after each row, which
+for short rows takes longer than to write them. Both limits are settings of the session, read when a job is planned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ROWS_SETTING: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_BYTES_SETTING: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+_NO_LIMIT: Final = "2147483647b"
+_PLAIN_BYTES: Final = re.compile(r"(\d+)b?")
+_FEWEST_ROWS: Final = 256
+"""With fewer rows at a time each Arrow batch costs more than the looks at its size."""
+
+
+def feeding(df: DataFrame, row_bytes: float | None, record_bytes_max: int) -> AbstractContextManager[None]:
+    """For a job that hands the rows of `df` to Python, of which an average length may be known."""
+    spark: Any = df.sparkSession
+    if not spark.conf.isModifiable(_BYTES_SETTING) or not _is_computed(df):  # Spark 3.5 has no such limit
+        return nullcontext()
+    # A default of one's own would hide Spark's.
+    limit, rows_max = spark.conf.get(_BYTES_SETTING), int(spark.conf.get(ROWS_SETTING))
+    rows = rows_at_a_time(limit, rows_max, row_bytes, record_bytes_max)
+    if rows is None:
+        return nullcontext()
+    return settings(spark, {ROWS_SETTING: str(rows), _BYTES_SETTING: _NO_LIMIT})
+
+
+def rows_at_a_time(limit: str, rows: int, row_bytes: float | None, record_bytes_max: int) -> int | None:
+    """How many rows stay below a limit of bytes (in Spark's notation) without counting; None if one must count.
+
+    As many as ever, if so many of the known length take less than a fourth of the limit. Otherwise few: even where each
+    is as long as a record may be, they are twice the limit.
+
+    >>> rows_at_a_time("268435456b", 10_000, 112.0, 1_048_576), rows_at_a_time("268435456b", 10_000, None, 1_048_576)
+    (10000, 512)
+    >>> rows_at_a_time("268435456b", 10_000, 50_000.0, 1_048_576), rows_at_a_time("1048576b", 10_000, None, 1_048_576)
+    (512, None)
+    """
+    plain = _PLAIN_BYTES.fullmatch(limit)
+    if plain is None or rows < 1:  # 0 rows: without any bound
+        return None
+    limit_bytes = int(plain[1])
+    if row_bytes is not None and rows * row_bytes < limit_bytes / 4:
+        return rows
+    few = min(rows, 2 * limit_bytes // record_bytes_max)
+    return few if few >= _FEWEST_ROWS else None
+
+
+def _is_computed(df: DataFrame) -> bool:
+    """Whether `df` is a micro-batch as Spark hands it over, planned already. The settings would count for functions of
+    the user's own otherwise, whose rows may be long."""
+    anyhow: Any = df
+    if hasattr(anyhow, "_jdf"):
+        return anyhow._jdf.queryExecution().logical().nodeName() == "LogicalRDD"
+    return type(anyhow._plan).__name__ == "CachedRemoteRelation"
+
+
+@contextmanager
+def settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Settings of a session, for a while."""
+    before = {name: spark.conf.get(name) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
