@@ -41,7 +41,13 @@ def test_looking_the_source_up_loads_nothing_of_the_client() -> None:
     loaded = _loaded_after("import pyspark_semel")
     assert loaded.isdisjoint(_HEAVY)
     semels = {name for name in loaded if name.startswith("semel.")}
-    assert semels == {"semel.errors", "semel.spark", "semel.spark.source", "semel.spark.source_needs"}
+    assert semels == {
+        "semel.errors",
+        "semel.spark",
+        "semel.spark.source",
+        "semel.spark.source_needs",
+        "semel.spark.workers",
+    }
 
 
 def test_planning_a_stream_loads_nothing_that_reads_records_and_one_version_of_each_message() -> None:
