@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -200,27 +201,45 @@ def test_rows_of_a_micro_batch_are_not_measured_one_by_one_and_those_of_other_fu
     user's own keeps it."""
     setting = "spark.sql.execution.arrow.maxBytesPerBatch"
     fill(spark, tmp_path / "in", 1)
+    has_limit = spark.conf.isModifiable(setting)
     limits: list[str | None] = []
 
     def look(df: DataFrame, batch_id: int) -> None:
-        conf = df.sparkSession.conf
         for rows in (df, df.mapInArrow(lambda batches: batches, df.schema)):
             with feeding(rows, 100.0, 1_048_576):
-                limits.append(conf.get(setting))
-            limits.append(conf.get(setting))
+                limits.append(df.sparkSession.conf.get(setting) if has_limit else None)
+            limits.append(df.sparkSession.conf.get(setting) if has_limit else None)
 
-    def skip(df: DataFrame, batch_id: int) -> None:
-        with feeding(df, 100.0, 1_048_576):
-            limits.append("none")
-
-    has_limit = spark.conf.isModifiable(setting)
-    writer = stream(spark, tmp_path / "in").writeStream.foreachBatch(look if has_limit else skip)
-    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
-        availableNow=True
-    ).start().awaitTermination()
+    writer = stream(spark, tmp_path / "in").writeStream.foreachBatch(look).trigger(availableNow=True)
+    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
     usual = spark.conf.get(setting) if has_limit else None
-    assert limits == (["2147483647b", usual, usual, usual] if has_limit else ["none"])
+    assert limits == ["2147483647b" if has_limit else None, usual, usual, usual]
     assert usual != "2147483647b"
+
+
+def test_the_sink_feeds_each_micro_batch_by_the_length_of_the_rows_before(
+    spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one has none before it; what a record may be is the user's setting."""
+    fed: list[tuple[bool, int]] = []
+
+    def noted(df: DataFrame, row_bytes: float | None, record_bytes_max: int) -> AbstractContextManager[None]:
+        fed.append((row_bytes is not None and row_bytes > 1, record_bytes_max))
+        return feeding(df, row_bytes, record_bytes_max)
+
+    monkeypatch.setattr("semel.spark.once.feeding", noted)
+    fill(spark, tmp_path / "in", 2)
+    semel.write_stream(
+        stream(spark, tmp_path / "in"),
+        name=topic,
+        bootstrap=bootstrap,
+        topic=topic,
+        checkpoint=str(tmp_path / "checkpoint"),
+        trigger={"availableNow": True},
+        max_request_size=2_000_000,
+    ).awaitTermination()
+    assert fed == [(False, 2_000_000), (True, 2_000_000)]
+    assert values(bootstrap, topic) == expected(0, 80)
 
 
 def test_input_offsets_from_a_kafka_source_show_as_lag(

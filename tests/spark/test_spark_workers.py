@@ -9,11 +9,20 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
-from semel.spark.workers import PromptReader, read_promptly
+from semel.spark.blobs import Slots
+from semel.spark.encode import Encode
+from semel.spark.source_task import ReadTask
+from semel.spark.workers import read_promptly
+from semel.spark.write import Write
 
 _TASK = """
 import gc, importlib, sys
@@ -63,7 +72,7 @@ def test_importers_of_other_archives_stay(tmp_path: Path) -> None:
 def here() -> Iterator[socket.socket]:
     """One end of a connection on this machine, as Spark's workers have one; it does not acknowledge at once."""
     if not hasattr(socket, "TCP_QUICKACK"):
-        pytest.skip("a matter of Linux")
+        pytest.skip("only Linux knows TCP_QUICKACK")
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as there,
@@ -94,17 +103,42 @@ def test_connections_on_this_machine_acknowledge_at_once_before_each_batch(here:
         second.sendall(b"still open")
 
 
-def test_a_reader_of_the_source_has_what_comes_after_it_acknowledged(here: socket.socket) -> None:
+@pytest.mark.parametrize("kind", ["BatchReader", "StreamReader"])
+def test_a_reader_of_the_source_has_what_comes_after_it_acknowledged(here: socket.socket, kind: str) -> None:
     """Spark sends it to a task, and then the range to read."""
-    reader = pickle.dumps(_Reader("orders"))
+    pytest.importorskip("pyspark.sql.streaming.datasource", reason="no source before pyspark 4.2")
+    module = import_module("semel.spark.source" if kind == "BatchReader" else "semel.spark.source_stream")
+    reader = pickle.dumps(getattr(module, kind)(None, ReadTask({}, ("value",))))
     assert not is_prompt(here)
-    assert pickle.loads(reader).topic == "orders"
+    assert pickle.loads(reader)._task.columns == ("value",)
     assert is_prompt(here)
 
 
-class _Reader(PromptReader):
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
+@pytest.mark.parametrize(
+    "function",
+    [
+        Encode({"bootstrap.servers": "127.0.0.1:1"}, "out", {"out": 1}, Slots.make(1), 0, "seed"),
+        Write({"bootstrap.servers": "127.0.0.1:1"}, cast(Any, None), cast(Any, None)),
+    ],
+    ids=["encode", "write"],
+)
+def test_both_stages_of_the_sink_read_promptly(
+    here: socket.socket, function: Encode | Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the first rows are asked for, what was sent before them is acknowledged."""
+    seen: list[bool] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        seen.append(is_prompt(here))
+        yield from ()
+
+    task = SimpleNamespace(partitionId=lambda: 0, attemptNumber=lambda: 0)
+    monkeypatch.setattr(TaskContext, "get", lambda: task)
+    monkeypatch.setattr("semel.spark.encode.ease_worker", lambda: None)
+    monkeypatch.setattr("semel.spark.write.ease_worker", lambda: None)
+    for _ in function(batches()):
+        pass
+    assert seen == [True]
 
 
 def test_batches_come_as_they_are_where_nothing_is_connected() -> None:
