@@ -48,8 +48,13 @@ def some_rows(first: int, last: int) -> pa.Table:
     return pa.table({"key": keys, "value": [b"%07d" % number for number in range(first, last)]})
 
 
-def many_blobs(bootstrap: str, topic: str, rows: int = 1_500) -> Blobs:
-    blobs = encode(bootstrap, topic, [some_rows(0, rows // 2), some_rows(rows // 2, rows)], PARTITIONS)
+def many_blobs(bootstrap: str, topic: str, rows: int = 1_500, *, swapped: tuple[int, int] | None = None) -> Blobs:
+    """Of two tasks; `swapped` are two rows of the second, counted there, that have changed places."""
+    order = list(range(rows - rows // 2))
+    if swapped is not None:
+        one, other = swapped
+        order[one], order[other] = other, one
+    blobs = encode(bootstrap, topic, [some_rows(0, rows // 2), some_rows(rows // 2, rows).take(order)], PARTITIONS)
     assert blobs.manifest.blobs > 20, "more than a leader remembers"
     return blobs
 
@@ -122,11 +127,27 @@ def test_two_attempts_at_the_same_time_write_once(
     assert values(bootstrap, topic) == expected_values()
 
 
+@pytest.mark.parametrize("written", [6, 10_000], ids=["some of it", "all of it"])
+def test_the_same_data_made_twice_is_as_good_as_the_first(
+    bootstrap: str, topic: str, owner: Producer, written: int
+) -> None:
+    """E2: of a slow task and its twin, both may leave their data; as long as it is the same, either is written."""
+    blobs, twin = many_blobs(bootstrap, topic), many_blobs(bootstrap, topic)
+    owner.begin()
+    shared = owner.share()
+    write(bootstrap, shared, blobs, blobs.batches(0, min(written, blobs.table.num_rows)))
+    owner.adopt(check_written(write(bootstrap, shared, blobs, twin.batches(), attempt=1), blobs.manifest))
+    owner.commit()
+    assert values(bootstrap, topic) == expected_values()
+
+
 def test_blobs_that_were_made_anew_are_never_mixed_with_the_first_ones(
-    bootstrap: str, topic: str, owner: Producer
+    bootstrap: str, topic: str, owner: Producer, rng: random.Random
 ) -> None:
     """E2: a lost and repeated map stage may order rows otherwise; no attempt writes such blobs in this transaction."""
-    blobs, again = many_blobs(bootstrap, topic), many_blobs(bootstrap, topic)
+    of_one_key = range(rng.randrange(7), 750, 7)
+    one, other = rng.sample(of_one_key, 2)
+    blobs, again = many_blobs(bootstrap, topic), many_blobs(bootstrap, topic, swapped=(one, other))
     owner.begin()
     shared = owner.share()
     write(bootstrap, shared, blobs, blobs.batches(0, 6))

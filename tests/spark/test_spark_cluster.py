@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import cast
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -103,10 +104,20 @@ class StoppedWriter:
                 return
 
 
-def write(spark: SparkSession, bootstrap: str, topic: str, job_id: str = "1") -> BatchProgress:
+def write(
+    spark: SparkSession, bootstrap: str, topic: str, job_id: str = "1", *, shuffled: bool = False
+) -> BatchProgress:
+    rows = numbers(spark, 4_000)
+    if shuffled:
+        rows = rows.mapInArrow(in_another_order_each_time, rows.schema)
     return semel.write_batch(
-        numbers(spark, 4_000), name=topic, job_id=job_id, bootstrap=bootstrap, topic=topic, batch_size=800, writers=4
+        rows, name=topic, job_id=job_id, bootstrap=bootstrap, topic=topic, batch_size=800, writers=4
     )
+
+
+def in_another_order_each_time(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.take(random.SystemRandom().sample(range(batch.num_rows), batch.num_rows))
 
 
 def test_a_python_worker_that_dies_while_it_writes_is_followed_by_another(
@@ -129,6 +140,7 @@ def test_the_driver_writes_little_itself_and_leaves_much_to_the_tasks(
     assert values(bootstrap, topic) == expected(records)
 
 
+@pytest.mark.parametrize("shuffled", [False, True], ids=["the same rows again", "rows in another order"])
 def test_an_executor_that_dies_while_it_writes_takes_encoded_data_with_it(
     cluster: Standalone,
     spark: SparkSession,
@@ -136,11 +148,13 @@ def test_an_executor_that_dies_while_it_writes_takes_encoded_data_with_it(
     topic: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
+    shuffled: bool,
 ) -> None:
-    """E2: Spark computes the lost blobs anew; they are not mixed with what was written before."""
+    """E2: Spark computes the lost blobs anew; if they differ, they are not mixed with what was written before."""
     with StoppedWriter(spark, tmp_path, lambda process: kill(cluster.executor_of(process))):
-        done = write(spark, bootstrap, topic)
-    assert done.attempts > 1, "nothing was computed anew"
+        done = write(spark, bootstrap, topic, shuffled=shuffled)
+    if shuffled:
+        assert done.attempts > 1, "nothing was computed anew"
     assert values(bootstrap, topic) == expected(4_000)
     for record in caplog.records:
         if record.name == "semel.spark":

@@ -1,8 +1,8 @@
 """Blobs: encoded record batches as rows that Spark shuffles, and the manifest of all blobs of a micro-batch.
 
 The driver fixes the manifest before the transaction begins. Every attempt of a write task holds the blobs that it reads
-against it, so that two attempts can never write different bytes under the same sequences, even if Spark lost blobs in
-between and made them anew.
+against it, so that two attempts can never write different bytes under the same sequences, even if Spark made blobs
+twice, because they were lost or a task was slow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOB_SCHEMA: Final = pa.schema(
         ("partition", pa.int32()),
         ("map", pa.int32()),  # which encoding task
         ("number", pa.int32()),  # counts the blobs of that task
-        ("mark", pa.int64()),  # random: a blob that was made anew has another one
+        ("digest", pa.int64()),  # of the data, if Spark keeps it: what was made anew may be other data
         ("records", pa.int32()),
         ("bytes", pa.int32()),
         ("data", pa.binary()),
@@ -41,7 +41,7 @@ BLOB_SCHEMA: Final = pa.schema(
     ]
 )
 BLOB_DDL: Final = (
-    "slot int, topic string, partition int, map int, number int, mark long, records int, bytes int, data binary, "
+    "slot int, topic string, partition int, map int, number int, digest long, records int, bytes int, data binary, "
     "is_small boolean, file string, at long, input_bytes long, error binary"
 )
 
@@ -50,13 +50,13 @@ BLOB_DDL: Final = (
 class PartitionManifest:
     """The blobs of one output partition in the order in which they are written."""
 
-    marks: list[int] = field(default_factory=list[int])
+    digests: list[int] = field(default_factory=list[int])
     sequences: list[int] = field(default_factory=list[int])
     """The first sequence of each."""
     records: int = 0
 
-    def add(self, mark: int, records: int) -> None:
-        self.marks.append(mark)
+    def add(self, digest: int, records: int) -> None:
+        self.digests.append(digest)
         self.sequences.append(self.records)
         self.records += records
 
@@ -74,7 +74,7 @@ class Manifest:
 
     @property
     def blobs(self) -> int:
-        return sum(len(partition.marks) for partition in self.partitions.values())
+        return sum(len(partition.digests) for partition in self.partitions.values())
 
 
 def read_manifest(rows: Iterable[Any]) -> Manifest:
@@ -84,7 +84,7 @@ def read_manifest(rows: Iterable[Any]) -> Manifest:
         if row.error is not None:
             raise unpack_error(row.error)
         named = TopicPartition(row.topic, row.partition)
-        manifest.partitions.setdefault(named, PartitionManifest()).add(row.mark, row.records)
+        manifest.partitions.setdefault(named, PartitionManifest()).add(row.digest, row.records)
         manifest.records += row.records
         manifest.bytes += row.bytes
         manifest.input_bytes += row.input_bytes

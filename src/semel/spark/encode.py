@@ -5,6 +5,7 @@ All of the user's computing happens while this reads its input, so none of it ca
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ SMALL_BYTES: Final = 128 * 1024
 
 _PLACING: Final = frozenset({"key", "partition", "topic"})
 _YIELD_BYTES: Final = 1024 * 1024
-_MARKS: Final = random.SystemRandom()
+_FILE_NAMES: Final = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Encode:
         assert self.spool is not None
         placed: list[Mapping[str, Any]] = []
         try:
-            with SpoolFile(self.spool, f"{map_task}-{_MARKS.getrandbits(63):x}") as file:
+            with SpoolFile(self.spool, f"{map_task}-{_FILE_NAMES.getrandbits(63):x}") as file:
                 for row in rows:
                     data = row.pop("data", None)
                     if data is not None:
@@ -134,11 +135,15 @@ class Encode:
             "partition": partition,
             "map": map_task,
             "number": number,
-            "mark": _MARKS.getrandbits(63),
+            "digest": _digest(batch.data) if self.spool is None else 0,
             "records": batch.record_count,
             "bytes": len(batch.data),
             "data": batch.data,
         }
+
+
+def _digest(data: bytes | bytearray | memoryview) -> int:
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], signed=True)
 
 
 def _failure(error: SemelError, map_task: int, number: int) -> dict[str, Any]:

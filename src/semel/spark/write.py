@@ -121,7 +121,7 @@ class _Task:
 
     def checked(self, batch: pa.RecordBatch) -> list[_Blob]:
         """The blobs of one Arrow batch, each certain to be the one that the manifest has at this place."""
-        meta = batch.select(["topic", "partition", "mark", "records"]).to_pylist()
+        meta = batch.select(["topic", "partition", "digest", "records"]).to_pylist()
         data = batch.column("data")
         return [self._check(row, memoryview(data[index].as_buffer())) for index, row in enumerate(meta)]
 
@@ -132,10 +132,11 @@ class _Task:
             # A first attempt begins at the beginning. Any other asks, for its predecessor may have come far.
             self.progress[named] = _Progress(stored_to=self._ask_position(named) if self.attempt else 0)
         progress = self.progress[named]
-        if expected is None or progress.seen >= len(expected.marks) or expected.marks[progress.seen] != row["mark"]:
+        if expected is None or expected.digests[progress.seen : progress.seen + 1] != [row["digest"]]:
             raise BlobsChanged(
-                f"Spark has made the data for {named.topic}-{named.partition} anew since it was counted, so this "
-                "transaction cannot go on. Nothing of it will be seen; the micro-batch is written again.",
+                f"Spark has made the data for {named.topic}-{named.partition} anew since it was counted, and it came "
+                "out different, so this transaction cannot go on. Nothing of it will be seen; the micro-batch is "
+                "written again.",
                 code=ErrorCode.transaction_abortable,
             )
         sequence = expected.sequences[progress.seen]
@@ -145,7 +146,7 @@ class _Task:
     def check_complete(self) -> None:
         for named, progress in self.progress.items():
             expected = self.job.manifest.partitions[named]
-            if progress.seen != len(expected.marks) or progress.stored_to != expected.records:
+            if progress.seen != len(expected.digests) or progress.stored_to != expected.records:
                 raise BlobsChanged(
                     f"{progress.stored_to} of {expected.records} records for {named.topic}-{named.partition} were "
                     "there to be written, so this transaction cannot be committed. The micro-batch is written again.",
