@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import platform
 import socket
 import subprocess
 import sys
@@ -66,6 +67,37 @@ def test_importers_of_other_archives_stay(tmp_path: Path) -> None:
     code += "ease_worker(); assert sys.argv[1] in sys.path_importer_cache"
     done = subprocess.run([sys.executable, "-c", code, str(archive)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+_BUFFERS = """
+import resource, sys
+from semel.spark.workers import ease_worker
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def pages_taken_for(buffers):
+    before = faults()
+    for _ in range(buffers):
+        rows = [b"x" * 2_000_000 for _ in range(4)]
+        encoded = b"".join(rows)
+    return faults() - before
+
+if sys.argv[1] == "eased":
+    ease_worker()
+pages_taken_for(1)
+print(pages_taken_for(50))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries cannot be told")
+def test_a_worker_uses_the_memory_of_rows_again() -> None:
+    """800 MB of rows take the kernel's pages once, and not one after the other again and again."""
+    pages = {}
+    for state in ("eased", "as it was"):
+        command = [sys.executable, "-c", _BUFFERS, state]
+        pages[state] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert pages["eased"] < 16_000_000 / 4_096 < pages["as it was"]
 
 
 @pytest.fixture

@@ -4,11 +4,13 @@ A worker that is used again collects garbage after each task, through all module
 one it lets all importers read their folders anew, Spark's own archives too, with thousands of entries. Micro-batches
 are short, so both were most of what Python took. Then there is the way the rows come: the JVM sends a task's function
 and its first rows in two pieces. TCP holds the second one back until the first is acknowledged, and the kernel takes 40
-ms for that where nothing is answered.
+ms for that where nothing is answered. At last, memory: rows come and go in buffers of megabytes, which the C library
+gives back to the kernel and gets again, emptied page by page.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import re
@@ -22,6 +24,10 @@ from zipimport import zipimporter
 
 _SPARK_ARCHIVE: Final = re.compile(r"(^|/)((pyspark|py4j-[\d.]+-src)\.zip|spark-core_[^/]+\.jar)$")
 _OPEN_FILES: Final = Path("/proc/self/fd")
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_KEPT_BYTES: Final = 32 * 1024 * 1024
+_KEPT_BUFFER_BYTES: Final = 16 * 1024 * 1024
 _frozen_in: set[int] = set()
 
 Batch = TypeVar("Batch")
@@ -91,5 +97,14 @@ def ease_worker() -> None:
             sys.path_importer_cache.pop(path, None)
     if os.getpid() not in _frozen_in:
         _frozen_in.add(os.getpid())
+        _keep_memory()
         gc.collect()  # what is garbage now would never be freed
         gc.freeze()
+
+
+def _keep_memory() -> None:
+    """Let the C library use the memory of rows that are gone for the next ones, if it is one that can be told so."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BUFFER_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
