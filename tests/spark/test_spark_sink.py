@@ -98,22 +98,28 @@ def test_rows_choose_topic_partition_and_headers(spark: SparkSession, bootstrap:
     assert [tuple(seen) for seen in contents(bootstrap, topic)] == [(2, b"k", b"v", (("h", b"1"),))]
 
 
-def test_much_data_on_one_machine_goes_through_files_that_do_not_stay(
+def test_much_data_on_one_machine_goes_through_files_that_are_used_again(
     spark: SparkSession, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """E4: each record once, from the files of three tasks, which are gone when the batch is."""
-    files: set[Path] = set()
+    """E4: each record once, from the files of three tasks; the next job writes over them, and sends only its own."""
+    files: dict[Path, int] = {}
     view = SpoolReader.view
 
     def noted(reader: SpoolReader, path: str, at: int, size: int) -> memoryview:
-        files.add(Path(path))
+        files[Path(path)] = Path(path).stat().st_ino
         return view(reader, path, at, size)
 
     monkeypatch.setattr(SpoolReader, "view", noted)
-    semel.write_batch(numbers(spark, 0, 60_000), name=topic, job_id="1", bootstrap=bootstrap, topic=topic)
-    assert values(bootstrap, topic) == expected(0, 60_000)
-    assert len(files) == 3
-    assert not any(file.exists() or file.parent.exists() for file in files)
+    kept: set[int] = set()
+    for job, first, last in (("1", 0, 60_000), ("2", 60_000, 105_000)):
+        files.clear()
+        semel.write_batch(numbers(spark, first, last), name=topic, job_id=job, bootstrap=bootstrap, topic=topic)
+        assert values(bootstrap, topic) == expected(0, last)
+        assert len(files) == 3
+        assert not any(file.exists() or file.parent.exists() for file in files), "the folder is the batch's own"
+        if job == "2":
+            assert kept >= set(files.values()), "new files were made"
+        kept = {path.stat().st_ino for path in next(iter(files)).parents[1].rglob("*") if path.is_file()}
 
 
 def test_a_stream_is_written_once_and_a_replay_writes_nothing(

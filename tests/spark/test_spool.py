@@ -16,18 +16,19 @@ from topic_contents import values
 
 from semel.client.admin import Admin
 from semel.client.producer import Producer
+from semel.spark import spool
 from semel.spark.blobs import Slots, read_manifest, read_pieces
 from semel.spark.encode import SMALL_BYTES, Encode
-from semel.spark.spool import SpoolFailed, batch_folder, remove_leftovers
+from semel.spark.spool import SpoolFailed, SpoolFile, SpoolReader, batch_folder, remove_leftovers
 
 PARTITIONS = 2
 HOUR_S = 3600
 
 
-def encoded_rows(records: int, spool: Path | None) -> list[Row]:
+def encoded_rows(records: int, folder: Path | None) -> list[Row]:
     """One task's rows as the driver gets them: data only where the task had little of it."""
     settings = {"bootstrap.servers": "127.0.0.1:1", "batch.size": 10_000}
-    spool_path = None if spool is None else str(spool)
+    spool_path = None if folder is None else str(folder)
     job = Encode(settings, "out", {"out": PARTITIONS}, Slots.make(1), 1_000, "seed", spool_path)
     table = pa.table({"value": [b"%07d" % number for number in range(records)]})
     rows = [Row(row) for batch in job.encode(iter(table.to_batches()), 3) for row in batch.to_pylist()]
@@ -81,12 +82,76 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         raise AssertionError("never entered")
 
 
-def test_a_batch_leaves_nothing_behind(tmp_path: Path) -> None:
-    """E2: also what attempts wrote whose output did not count."""
+def write_file(folder: str, name: str, data: bytes) -> Path:
+    with SpoolFile(folder, name) as file:
+        assert file.append(memoryview(data)) == 0
+    return Path(file.path)
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and path.name != "in-use")
+
+
+def test_files_are_used_again_in_the_next_batch_and_its_data_is_what_counts(tmp_path: Path) -> None:
+    """E2: what a file held before is written over, and what it held beyond that is never read."""
     with batch_folder(str(tmp_path)) as folder:
-        (Path(folder) / "of-an-attempt-that-failed").write_bytes(b"x")
-        (process_folder,) = tmp_path.iterdir()
-    assert [path.name for path in process_folder.iterdir()] == ["in-use"]
+        first = write_file(folder, "first", b"old data, and much of it")
+        file_id = first.stat().st_ino
+    assert files_below(tmp_path) == ["first"]
+    for name, data in (("second", b"new"), ("third", b"longer than anything before it")):
+        with batch_folder(str(tmp_path)) as folder:
+            path = write_file(folder, name, data)
+            other = write_file(folder, f"beside {name}", data)
+            assert path.stat().st_ino == file_id, "a new file was made"
+            assert bytes(SpoolReader().view(str(path), 0, len(data))) == data
+            assert bytes(SpoolReader().view(str(other), 0, len(data))) == data
+            other.unlink()
+
+
+def test_a_file_that_was_not_needed_is_kept_for_another_batch(tmp_path: Path) -> None:
+    """E2: a micro-batch with little data in it takes no file."""
+    with batch_folder(str(tmp_path)) as folder:
+        write_file(folder, "first", b"x")
+    with batch_folder(str(tmp_path)):
+        pass
+    assert files_below(tmp_path) == ["first"]
+
+
+def test_a_late_attempt_cannot_write_into_a_file_of_the_next_batch(tmp_path: Path) -> None:
+    """E2: a task that nobody waits for any more still has its file open, and writes on."""
+    with batch_folder(str(tmp_path)) as folder:
+        write_file(folder, "kept", b"x" * 10)
+        late = SpoolFile(folder, "late")
+        late.append(memoryview(b"late"))
+    assert files_below(tmp_path) == ["kept"]
+    with batch_folder(str(tmp_path)) as folder:
+        paths = [write_file(folder, name, b"of this batch") for name in ("one", "other")]
+        late.append(memoryview(b" and more"))
+        with pytest.raises(SpoolFailed), late:
+            late.append(memoryview(b" to the end"))
+        assert [path.read_bytes() for path in paths] == [b"of this batch"] * 2
+
+
+def test_two_batches_at_the_same_time_share_no_file(tmp_path: Path) -> None:
+    """E2: two queries of one driver; the first one gets what is kept."""
+    with batch_folder(str(tmp_path)) as folder:
+        write_file(folder, "kept", b"x")
+    with batch_folder(str(tmp_path)) as one, batch_folder(str(tmp_path)) as other:
+        of_one, of_other = write_file(one, "a", b"one"), write_file(other, "a", b"other")
+        assert (of_one.read_bytes(), of_other.read_bytes()) == (b"one", b"other")
+
+
+def test_only_so_much_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E2: a large micro-batch must not hold the disk for ever."""
+    monkeypatch.setattr(spool, "_KEPT_BYTES", 100)
+    for _ in range(3):
+        with batch_folder(str(tmp_path)) as folder:
+            for name in ("a", "b", "c"):
+                write_file(folder, name, b"x" * 60)
+        assert len(files_below(tmp_path)) == 1
+    with batch_folder(str(tmp_path)) as folder:
+        write_file(folder, "too long", b"x" * 101)
+    assert files_below(tmp_path) == []
 
 
 def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:

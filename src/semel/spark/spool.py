@@ -1,7 +1,9 @@
 """Encoded data in files, for a Spark whose tasks share a machine with its driver: no byte of it passes through the JVM.
 
-A micro-batch has a folder of its own, a task a file in it, and the driver maps the files that the manifest names. A
-process that was killed leaves its folder behind; the next one removes it.
+A micro-batch has a folder of its own, an attempt of a task a file in it, and the driver maps the files that the
+manifest names. Files are kept for the next micro-batch, for to write over old pages takes half of what new ones take.
+Only those that are done: an attempt that nobody waits for any more may write on, and no other may have its file.
+A process that was killed leaves its folder behind; the next one removes it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,12 @@ from semel.errors import SemelError
 
 _PREFIX: Final = "semel-spool-"
 _LOCK: Final = "in-use"
+_KEPT: Final = "kept"
+_KEPT_BYTES: Final = 256 * 1024 * 1024
+_FREE: Final = ".free"
+"""Ends the name of a file that a task may take."""
+_UNDONE: Final = ".undone"
+"""Ends the name of a file that a task has taken, until it is whole."""
 _YOUNG_S: Final = 600
 """So long a folder without a lock may belong to a process that is about to take it."""
 
@@ -42,12 +50,15 @@ def batch_folder(parent: str | None) -> Iterator[str]:
         if key not in _folders:
             remove_leftovers(Path(where))
             _folders[key] = _ProcessFolder(where)
-        folder = tempfile.mkdtemp(dir=_folders[key].path)
+        home = _folders[key]
+        folder = tempfile.mkdtemp(dir=home.path)
     except OSError as error:
         raise _failed(where, error) from error
+    home.hand_out(folder)
     try:
         yield folder
     finally:
+        home.take_back(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -70,6 +81,24 @@ class _ProcessFolder:
         self._lock = os.open(os.path.join(self.path, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         atexit.register(shutil.rmtree, self.path, ignore_errors=True)
+        self._kept = os.path.join(self.path, _KEPT)
+        os.mkdir(self._kept)
+
+    def hand_out(self, folder: str) -> None:
+        """Let the tasks of this micro-batch have the files that are kept, unless another one was faster."""
+        for name in os.listdir(self._kept):
+            with suppress(OSError):
+                os.rename(os.path.join(self._kept, name), os.path.join(folder, f"{name}{_FREE}"))
+
+    def take_back(self, folder: str) -> None:
+        """Keep what is done, up to a limit."""
+        with suppress(OSError):  # what is not kept is made anew
+            room = _KEPT_BYTES - sum(entry.stat().st_size for entry in os.scandir(self._kept))
+            for entry in os.scandir(folder):
+                size = entry.stat().st_size
+                if not entry.name.endswith(_UNDONE) and size <= room:
+                    os.rename(entry.path, os.path.join(self._kept, entry.name.removesuffix(_FREE)))
+                    room -= size
 
 
 class SpoolFile:
@@ -78,8 +107,19 @@ class SpoolFile:
     def __init__(self, folder: str, name: str) -> None:
         self.path = os.path.join(folder, name)
         self._size = 0
+        self._undone_path = self.path + _UNDONE
         with _told(folder):
-            self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115 (closed by `__exit__`)
+            flags = os.O_WRONLY if self._take(folder) else os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            self._file = os.open(self._undone_path, flags | os.O_CLOEXEC, 0o600)
+
+    def _take(self, folder: str) -> bool:
+        """Make one of the free files this one's, if there is one."""
+        for name in os.listdir(folder):
+            if name.endswith(_FREE):
+                with suppress(FileNotFoundError):  # another task was faster
+                    os.rename(os.path.join(folder, name), self._undone_path)
+                    return True
+        return False
 
     def __enter__(self) -> Self:
         return self
@@ -87,14 +127,17 @@ class SpoolFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        os.close(self._file)
+        if kind is None:
+            with _told(self.path):
+                os.rename(self._undone_path, self.path)
 
     def append(self, data: memoryview) -> int:
         """Write all of `data`; returns where it begins."""
         at = self._size
         with _told(self.path):
             while data:
-                written = self._file.write(data)
+                written = os.write(self._file, data)
                 self._size += written
                 data = data[written:]
         return at
