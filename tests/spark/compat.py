@@ -61,6 +61,7 @@ LEFT_OUT: Final = {
     "test_sink_stages.py": "no Spark in it",
     "test_spark_cluster.py": "minutes for each version; `make chaos` runs it on the newest",
     "test_spark_kills.py": "minutes for each version; `make chaos` runs it on the newest",
+    "test_spark_three_brokers.py": "about brokers; `make chaos` runs it on the newest",
     "test_spark_twins.py": "minutes for each version; `make chaos` runs it on the newest",
     "test_spark_upsets.py": "about brokers and checkpoints; `make chaos` runs it on the newest",
     "test_spark_workers.py": "no Spark in it",
