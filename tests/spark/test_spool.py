@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -139,6 +140,15 @@ def test_two_batches_at_the_same_time_share_no_file(tmp_path: Path) -> None:
     with batch_folder(str(tmp_path)) as one, batch_folder(str(tmp_path)) as other:
         of_one, of_other = write_file(one, "a", b"one"), write_file(other, "a", b"other")
         assert (of_one.read_bytes(), of_other.read_bytes()) == (b"one", b"other")
+
+
+def test_a_folder_that_was_cleaned_away_is_made_again(tmp_path: Path) -> None:
+    """E2: a query that has had nothing to do for days goes on, though the system has emptied its temporary files."""
+    for _ in range(2):
+        with batch_folder(str(tmp_path)) as folder:
+            assert write_file(folder, "a", b"data").read_bytes() == b"data"
+        for left in tmp_path.iterdir():
+            shutil.rmtree(left)
 
 
 def test_only_so_much_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

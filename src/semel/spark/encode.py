@@ -142,7 +142,7 @@ class Encode:
         }
 
 
-def _digest(data: bytes | bytearray | memoryview) -> int:
+def _digest(data: memoryview) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:8], signed=True)
 
 

@@ -47,7 +47,7 @@ def batch_folder(parent: str | None) -> Iterator[str]:
     where = parent or tempfile.gettempdir()
     key = (os.getpid(), where)
     try:
-        if key not in _folders:
+        if key not in _folders or not _folders[key].is_there():
             remove_leftovers(Path(where))
             _folders[key] = _ProcessFolder(where)
         home = _folders[key]
@@ -84,11 +84,15 @@ class _ProcessFolder:
         self._kept = os.path.join(self.path, _KEPT)
         os.mkdir(self._kept)
 
+    def is_there(self) -> bool:
+        """Systems remove what nobody has touched for days from folders for temporary files."""
+        return os.path.isdir(self._kept)
+
     def hand_out(self, folder: str) -> None:
-        """Let the tasks of this micro-batch have the files that are kept, unless another one was faster."""
-        for name in os.listdir(self._kept):
-            with suppress(OSError):
-                os.rename(os.path.join(self._kept, name), os.path.join(folder, f"{name}{_FREE}"))
+        """Let the tasks of this micro-batch have the files that are kept."""
+        with suppress(OSError):  # another micro-batch was faster
+            for entry in os.scandir(self._kept):
+                os.rename(entry.path, os.path.join(folder, f"{entry.name}{_FREE}"))
 
     def take_back(self, folder: str) -> None:
         """Keep what is done, up to a limit."""

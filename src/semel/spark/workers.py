@@ -27,6 +27,7 @@ _OPEN_FILES: Final = Path("/proc/self/fd")
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _KEPT_BYTES: Final = 32 * 1024 * 1024
+"""What a worker may hold without using it: the rows that are encoded together, and what becomes of them."""
 _KEPT_BUFFER_BYTES: Final = 16 * 1024 * 1024
 _frozen_in: set[int] = set()
 
