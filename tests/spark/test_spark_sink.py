@@ -77,6 +77,20 @@ def stream(spark: SparkSession, folder: Path) -> DataFrame:
     return source.selectExpr("cast(id % 5 as string) key", "cast(id as string) value")
 
 
+def write_whole_stream(spark: SparkSession, bootstrap: str, topic: str, folder: Path, **more: Any) -> None:
+    """A query over all that `fill` has put below `in`."""
+    query = semel.write_stream(
+        stream(spark, folder / "in"),
+        name=topic,
+        bootstrap=bootstrap,
+        topic=topic,
+        checkpoint=str(folder / "checkpoint"),
+        trigger={"availableNow": True},
+        **more,
+    )
+    query.awaitTermination()
+
+
 def test_a_job_that_is_run_twice_writes_once(spark: SparkSession, bootstrap: str, topic: str) -> None:
     """E4: the ledger knows the job's id; another id is another job."""
     first = semel.write_batch(numbers(spark, 0, 300), name=topic, job_id="1", bootstrap=bootstrap, topic=topic)
@@ -180,15 +194,7 @@ def test_a_listener_of_sparks_sees_what_each_batch_took(
     listener, seen = _Listener(), list[BatchProgress]()
     spark.streams.addListener(listener)
     try:
-        semel.write_stream(
-            stream(spark, tmp_path / "in"),
-            name=topic,
-            bootstrap=bootstrap,
-            topic=topic,
-            checkpoint=str(tmp_path / "checkpoint"),
-            trigger={"availableNow": True},
-            on_progress=seen.append,
-        ).awaitTermination()
+        write_whole_stream(spark, bootstrap, topic, tmp_path, on_progress=seen.append)
         cast(Any, spark.sparkContext)._jsc.sc().listenerBus().waitUntilEmpty()
     finally:
         spark.streams.removeListener(listener)
@@ -235,15 +241,7 @@ def test_the_sink_feeds_each_micro_batch_by_the_length_of_the_rows_before(
 
     monkeypatch.setattr("semel.spark.once.feeding", noted)
     fill(spark, tmp_path / "in", 2)
-    semel.write_stream(
-        stream(spark, tmp_path / "in"),
-        name=topic,
-        bootstrap=bootstrap,
-        topic=topic,
-        checkpoint=str(tmp_path / "checkpoint"),
-        trigger={"availableNow": True},
-        max_request_size=2_000_000,
-    ).awaitTermination()
+    write_whole_stream(spark, bootstrap, topic, tmp_path, max_request_size=2_000_000)
     assert fed == [(False, 2_000_000), (True, 2_000_000)]
     assert values(bootstrap, topic) == expected(0, 80)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -36,7 +37,6 @@ SMALL_BYTES: Final = 128 * 1024
 
 _PLACING: Final = frozenset({"key", "partition", "topic"})
 _YIELD_BYTES: Final = 1024 * 1024
-_FILE_NAMES: Final = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Encode:
         assert self.spool is not None
         placed: list[Mapping[str, Any]] = []
         try:
-            with SpoolFile(self.spool, f"{map_task}-{_FILE_NAMES.getrandbits(63):x}") as file:
+            with SpoolFile(self.spool, f"{map_task}-{secrets.token_hex(8)}") as file:
                 for row in rows:
                     data = row.pop("data", None)
                     if data is not None:
