@@ -18,6 +18,8 @@ BLOCKS = 20
 IN_BLOCK = 100
 SCRAMBLED = 25
 TRIES = 40
+PLANTED_MIN = 3
+"""Some damages need what few histories have: with SEMEL_SEED=268453 two of the first forty."""
 
 
 def clean_history(rng: random.Random) -> tuple[str, History]:
@@ -42,7 +44,9 @@ def test_a_correct_kafka_gives_no_false_alarm(rng: random.Random, block: int) ->
 def test_a_planted_damage_is_found(rng: random.Random, anomaly: str, damage: Damage) -> None:
     """It shows as the anomaly that it is, and all else that it brings with it is what the slow checker says."""
     planted = 0
-    for _ in range(TRIES):
+    for number in range(10 * TRIES):
+        if number >= TRIES and planted >= PLANTED_MIN:
+            break
         seed, history = clean_history(rng)
         rows = damage(rows_of(history), history.manifest, random.Random(seed))
         if rows is None:
@@ -52,7 +56,7 @@ def test_a_planted_damage_is_found(rng: random.Random, anomaly: str, damage: Dam
         counts = check(damaged, witnesses_max=1).counts
         assert anomaly in counts, f"seed {seed}: {counts}"
         assert counts == SlowChecker(damaged).run(), f"seed {seed}"
-    assert planted > TRIES // 20
+    assert planted >= PLANTED_MIN
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
