@@ -5,13 +5,17 @@ On transaction protocol 2; `test_sink_stages.py` has the stages, and `test_spark
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -26,8 +30,9 @@ from semel.broker.process import Broker
 from semel.client.admin import Admin
 from semel.errors import ConfigError, KafkaError, UnknownTopic
 from semel.spark import failpoints
-from semel.spark.feeding import feeding
+from semel.spark.feeding import feeding, settings
 from semel.spark.progress import IN_SPARKS_PROGRESS, BatchProgress
+from semel.spark.rows import encode_in_plan
 from semel.spark.spool import SpoolReader
 from semel.spark.stream import OBSERVED
 
@@ -155,13 +160,12 @@ def test_a_stream_is_written_once_and_a_replay_writes_nothing(
         query.awaitTermination()
         return [progress["observedMetrics"] for progress in query.recentProgress]
 
-    observed = run()
+    assert [metrics[OBSERVED]["records"] for metrics in run()] == [40, 40]
     assert values(bootstrap, topic) == expected(0, 80)
-    assert [metrics[OBSERVED]["records"] for metrics in observed] == [40, 40]
     for name in ("1", ".1.crc"):
         (checkpoint / "commits" / name).unlink()
     fill(spark, tmp_path / "in", 1, first=2)
-    run()
+    assert [metrics[OBSERVED]["records"] for metrics in run()] == [0, 40]
     assert (checkpoint / "commits" / "2").exists()
     assert values(bootstrap, topic) == expected(0, 120)
 
@@ -171,6 +175,7 @@ class _Listener(StreamingQueryListener):
 
     def __init__(self) -> None:
         self.times: list[dict[str, int]] = []
+        self.observed: list[dict[str, int]] = []
 
     def onQueryStarted(self, event: Any) -> None:
         """Nothing of interest."""
@@ -178,6 +183,7 @@ class _Listener(StreamingQueryListener):
     def onQueryProgress(self, event: Any) -> None:
         if event.progress.numInputRows:
             self.times.append(dict(event.progress.durationMs))
+            self.observed.append(event.progress.observedMetrics[OBSERVED].asDict())
 
     def onQueryIdle(self, event: Any) -> None:
         """Nothing of interest."""
@@ -186,10 +192,10 @@ class _Listener(StreamingQueryListener):
         """Nothing of interest."""
 
 
-def test_a_listener_of_sparks_sees_what_each_batch_took(
+def test_a_listener_of_sparks_sees_what_each_batch_was_and_took(
     spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
 ) -> None:
-    """E5: the same times in Spark's own progress as in Semel's, batch by batch."""
+    """E5: the same figures in Spark's own progress as in Semel's, batch by batch."""
     fill(spark, tmp_path / "in", 2)
     listener, seen = _Listener(), list[BatchProgress]()
     spark.streams.addListener(listener)
@@ -202,8 +208,9 @@ def test_a_listener_of_sparks_sees_what_each_batch_took(
     if spark.version.startswith("3."):
         wanted = [{}, {}]
     assert [{name: times[name] for name in IN_SPARKS_PROGRESS if name in times} for times in listener.times] == wanted
+    assert listener.observed == [{"records": batch.records, "bytes": batch.bytes} for batch in seen]
     assert len(seen) == 2
-    assert all(batch.encode_ms > 0 for batch in seen)
+    assert all(batch.encode_ms > 0 and batch.records == 40 and batch.bytes > 200 for batch in seen)
 
 
 def test_rows_of_a_micro_batch_are_not_measured_one_by_one_and_those_of_other_functions_are(
@@ -227,6 +234,51 @@ def test_rows_of_a_micro_batch_are_not_measured_one_by_one_and_those_of_other_fu
     usual = spark.conf.get(setting) if has_limit else None
     assert limits == ["2147483647b" if has_limit else None, usual, usual, usual]
     assert usual != "2147483647b"
+
+
+def test_a_function_of_the_users_own_gets_its_rows_as_ever(
+    spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    """What the sink sets for its own rows would hold for all functions in the same tasks: of long rows there would be
+    no limit any more, and of others fewer at a time."""
+
+    def rows_at_a_time(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"value": [str(batch.num_rows)]})
+
+    limits = {
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**27),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "400",
+    }
+    usual = {name: limit for name, limit in limits.items() if spark.conf.isModifiable(name)}
+    fill(spark, tmp_path / "in", 2, rows=400)
+    with settings(spark, usual):
+        query = semel.write_stream(
+            stream(spark, tmp_path / "in").mapInArrow(rows_at_a_time, "value string"),
+            name=topic,
+            bootstrap=bootstrap,
+            topic=topic,
+            checkpoint=str(tmp_path / "checkpoint"),
+            trigger={"availableNow": True},
+        )
+        query.awaitTermination()
+    assert values(bootstrap, topic) == [b"400", b"400"]
+
+
+def test_a_query_whose_threads_java_does_not_know_is_written_too(bootstrap: str, topic: str, tmp_path: Path) -> None:
+    """Then what holds for a micro-batch cannot be told to the tasks of a plan, and the sink encodes in its own job."""
+    environment = {**os.environ, "PYSPARK_PIN_THREAD": "false"}
+    driver = [sys.executable, str(Path(__file__).with_name("unpinned_driver.py")), bootstrap, topic, str(tmp_path)]
+    done = subprocess.run(driver, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert values(bootstrap, topic) == expected(0, 40)
+
+
+def test_rows_of_a_plan_that_no_sink_has_asked_for_are_refused(spark: SparkSession) -> None:
+    """To leave them out would lose them, should the sink ever fail to say what it wants."""
+    blobs = encode_in_plan(numbers(spark, 0, 3), {"bootstrap.servers": "127.0.0.1:1"}, "out")
+    with pytest.raises(Exception, match="asked for by another than its sink"):
+        blobs.collect()
 
 
 def test_the_sink_feeds_each_micro_batch_by_the_length_of_the_rows_before(

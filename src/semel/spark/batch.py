@@ -12,6 +12,7 @@ from semel.spark.once import OneWrite
 from semel.spark.options import DEFAULT_LEDGER, make_options
 from semel.spark.owner import PipelineOwner
 from semel.spark.progress import BatchProgress, log_progress
+from semel.spark.rows import PlainRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,6 +64,6 @@ def write_batch(
             return progress
         if topic is not None:
             owner.check_writable(topic)
-        return OneWrite(options, owner, df, Entry(), {}, progress).run()
+        return OneWrite(options, owner, PlainRows(df), Entry(), {}, progress).run()
     finally:
         owner.close()

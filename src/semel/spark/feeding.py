@@ -1,7 +1,8 @@
 """How Spark hands rows to Python: with few rows at a time instead of a look at the size after each of them.
 
 Spark ends an Arrow batch at a number of rows, or of bytes. For the bytes it adds up all buffers after each row, which
-for short rows takes longer than to write them. Both limits are settings of the session, read when a job is planned.
+for short rows takes longer than to write them. Both limits are settings of the session that hold for every function in
+the tasks of a job, also for those of the user's own, whose rows may be long: where there is one, they stay.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
+from semel.spark.input_offsets import running_query
+from semel.spark.rows import EncodeInPlan
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-ROWS_SETTING: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_ROWS_SETTING: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES_SETTING: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_LIMIT: Final = "2147483647b"
 _PLAIN_BYTES: Final = re.compile(r"(\d+)b?")
+_STEP: Final = re.compile(r"^[^\w\n]*(?:\*?\(\d+\) )?(\w*(?:Python|PySpark|Pandas|Arrow).*)", re.MULTILINE)
+"""A step of a plan that goes through Python. Before it there are lines of the tree, and a number for generated code."""
+_OUR_STEP: Final = re.compile(rf"\w*MapInArrow {EncodeInPlan.__name__}\(")
 _FEWEST_ROWS: Final = 256
 """With fewer rows at a time each Arrow batch costs more than the looks at its size."""
 
@@ -25,14 +32,15 @@ _FEWEST_ROWS: Final = 256
 def feeding(df: DataFrame, row_bytes: float | None, record_bytes_max: int) -> AbstractContextManager[None]:
     """For a job that hands the rows of `df` to Python, of which an average length may be known."""
     spark: Any = df.sparkSession
-    if not spark.conf.isModifiable(_BYTES_SETTING) or not _is_computed(df):  # Spark 3.5 has no such limit
+    # Spark 3.5 has no such limit. Through Spark Connect a micro-batch does not know its query.
+    if not spark.conf.isModifiable(_BYTES_SETTING) or not hasattr(spark, "_jsparkSession"):
         return nullcontext()
     # A default of one's own would hide Spark's.
-    limit, rows_max = spark.conf.get(_BYTES_SETTING), int(spark.conf.get(ROWS_SETTING))
+    limit, rows_max = spark.conf.get(_BYTES_SETTING), int(spark.conf.get(_ROWS_SETTING))
     rows = rows_at_a_time(limit, rows_max, row_bytes, record_bytes_max)
-    if rows is None:
+    if rows is None or _has_others(df):
         return nullcontext()
-    return settings(spark, {ROWS_SETTING: str(rows), _BYTES_SETTING: _NO_LIMIT})
+    return settings(spark, {_ROWS_SETTING: str(rows), _BYTES_SETTING: _NO_LIMIT})
 
 
 def rows_at_a_time(limit: str, rows: int, row_bytes: float | None, record_bytes_max: int) -> int | None:
@@ -56,13 +64,31 @@ def rows_at_a_time(limit: str, rows: int, row_bytes: float | None, record_bytes_
     return few if few >= _FEWEST_ROWS else None
 
 
-def _is_computed(df: DataFrame) -> bool:
-    """Whether `df` is a micro-batch as Spark hands it over, planned already. The settings would count for functions of
-    the user's own otherwise, whose rows may be long."""
+def _has_others(df: DataFrame) -> bool:
+    """Whether the job may run functions besides the sink's own: none if `df` is a micro-batch as Spark hands it over,
+    of a query that has none."""
     anyhow: Any = df
-    if hasattr(anyhow, "_jdf"):
-        return anyhow._jdf.queryExecution().logical().nodeName() == "LogicalRDD"
-    return type(anyhow._plan).__name__ == "CachedRemoteRelation"
+    if anyhow._jdf.queryExecution().logical().nodeName() != "LogicalRDD":
+        return True
+    query = running_query(df.sparkSession)
+    return query is None or has_others(query.lastExecution().executedPlan().treeString())
+
+
+def has_others(plan: str) -> bool:
+    """Whether Spark's text of a plan has a step that hands rows to a function of others.
+
+    >>> has_others("+- *(1) Project [a#1]\\n   +- ArrowEvalPython [<lambda>(a#1)#5]")
+    True
+    >>> has_others("+- MapInArrow EncodeInPlan(value#1)#5\\n   +- *(1) Project [python#1]")
+    False
+    """
+    return any(not _OUR_STEP.match(step) for step in _STEP.findall(plan))
+
+
+def feeding_few(spark: Any, rows: int) -> AbstractContextManager[None]:
+    """For a job that hands over so many rows at a time, or fewer where the user wants fewer."""
+    wanted = int(spark.conf.get(_ROWS_SETTING))
+    return settings(spark, {_ROWS_SETTING: str(min(rows, wanted) if wanted > 0 else rows)})
 
 
 @contextmanager

@@ -28,15 +28,15 @@ from semel.errors import (
     SemelError,
     TransactionAborted,
 )
-from semel.spark.blobs import BLOB_DDL, BLOB_SCHEMA, Manifest, Piece, Slots, read_manifest, read_pieces, unpack_error
-from semel.spark.columns import record_columns
+from semel.spark.blobs import BLOB_SCHEMA, Manifest, Piece, Slots, read_manifest, read_pieces, unpack_error
 from semel.spark.encode import Encode
 from semel.spark.failpoints import reach
-from semel.spark.feeding import ROWS_SETTING, feeding, settings
+from semel.spark.feeding import feeding, feeding_few
 from semel.spark.ledger import Entry
 from semel.spark.options import SinkOptions
 from semel.spark.owner import PipelineFenced, PipelineOwner
 from semel.spark.progress import BatchProgress, log_event, log_progress
+from semel.spark.rows import Rows
 from semel.spark.spool import batch_folder
 from semel.spark.write import WRITTEN_DDL, BlobsChanged, Write
 from semel.wire import ErrorCode
@@ -89,7 +89,7 @@ class OneWrite:
 
     options: SinkOptions
     owner: PipelineOwner
-    df: DataFrame
+    rows: Rows
     entry: Entry
     offsets: Mapping[TopicPartition, int]
     progress: BatchProgress
@@ -99,11 +99,11 @@ class OneWrite:
     def run(self) -> BatchProgress:
         """Write and commit, repeating what failed up to `attempts` times. Raises the last failure."""
         encoded: Encoded | None = None
-        with self._spool() as spool:
+        with self._spool() as spool, self.rows.encoded(encode := self._encoder(spool)) as blobs:
             try:
                 for attempt in range(1, self.options.attempts + 1):
                     if encoded is None:
-                        encoded = self._encode(spool)
+                        encoded = self._encode(blobs, encode)
                         reach("after_encode", self.options.name)
                     try:
                         return self._write(encoded, attempt)
@@ -121,7 +121,7 @@ class OneWrite:
 
     def _spool(self) -> AbstractContextManager[str | None]:
         """A folder for encoded data, if tasks and driver share a machine, and nobody asked for tasks that write."""
-        conf: Any = self.df.sparkSession.conf
+        conf: Any = self.rows.df.sparkSession.conf
         if self.options.writers is not None or not _LOCAL_MASTER.fullmatch(conf.get("spark.master", "")):
             return nullcontext()
         return batch_folder(conf.get("spark.local.dir", "").split(",")[0] or None)
@@ -148,47 +148,47 @@ class OneWrite:
 
     # -- stage 1 ---------------------------------------------------------------------------------------------------
 
-    def _encode(self, spool: str | None) -> Encoded:
-        """Run the user's plan once, and keep what comes out of it as blobs."""
-        from pyspark.sql import functions
-
-        started = time.monotonic()
+    def _encoder(self, spool: str | None) -> Encode:
+        """What encodes this micro-batch, each time in the same way."""
         topic = self.options.topic
         counts = {} if topic is None else {topic: self.owner.partition_count(topic)}
-        writers = self._writers(counts)
-        encode = Encode(
+        return Encode(
             self.options.settings,
             topic,
             counts,
-            Slots.make(writers),
+            Slots.make(self._writers(counts)),
             int(time.time() * 1000),
             f"{self.options.name}-{self.progress.batch_id}-{self.progress.job_id}",
             spool,
         )
-        wanted = record_columns(self.df.schema, topic)
-        # To let Spark plan a selection of everything took 5 ms of each micro-batch.
-        rows: Any = self.df if self.df.columns == wanted else self.df.select(*wanted)
-        blobs = rows.mapInArrow(encode, BLOB_DDL)
-        if spool is None:
+
+    def _encode(self, blobs: DataFrame, encode: Encode) -> Encoded:
+        """Run the user's plan once, and keep what comes out of it as blobs: with Spark, or in files."""
+        from pyspark.sql import functions
+
+        started = time.monotonic()
+        is_kept = encode.spool is None
+        if is_kept:
             blobs.persist()
             small = functions.when(functions.col("is_small"), functions.col("data")).alias("data")
             found = blobs.select(*(name for name in BLOB_SCHEMA.names if name != "data"), small)
         else:
             found = blobs
         try:
-            with feeding(self.df, self.row_bytes, self.options.producer_config.request_bytes_max):
+            with feeding(self.rows.df, self.row_bytes, self.options.producer_config.request_bytes_max):
                 collected = found.collect()
             manifest = read_manifest(collected)
             pieces = None if self.options.writers is not None else read_pieces(collected)
         except BaseException:
-            if spool is None:
+            if is_kept:
                 blobs.unpersist()
             raise
-        return Encoded(manifest, pieces, blobs if spool is None else None, writers, _since(started))
+        writers = len(encode.slots.values)
+        return Encoded(manifest, pieces, blobs if is_kept else None, writers, _since(started))
 
     def _writers(self, partition_counts: Mapping[str, int]) -> int:
         """How many tasks write: no more than there are partitions, or cores as far as one can know."""
-        spark: Any = self.df.sparkSession
+        spark: Any = self.rows.df.sparkSession
         if self.options.writers is not None:
             wanted = self.options.writers
         elif hasattr(spark, "_jsparkSession"):
@@ -247,9 +247,8 @@ class OneWrite:
         return self._run_tasks(encoded.blobs, encoded, shared)
 
     def _run_tasks(self, blobs: DataFrame, encoded: Encoded, shared: SharedTransaction) -> list[Stored]:
-        rows = _chunk_rows(encoded.manifest)
         try:
-            with settings(self.df.sparkSession, {ROWS_SETTING: str(rows)}):
+            with feeding_few(self.rows.df.sparkSession, _chunk_rows(encoded.manifest)):
                 job = Write(self.options.settings, shared, encoded.manifest)
                 of_tasks = blobs.repartition(encoded.writers, "slot").sortWithinPartitions("map", "number")
                 written = of_tasks.mapInArrow(job, WRITTEN_DDL).collect()

@@ -15,6 +15,7 @@ from semel.spark.once import OneWrite
 from semel.spark.options import DEFAULT_LEDGER, make_options
 from semel.spark.owner import PipelineOwner, fenced
 from semel.spark.progress import BatchProgress, log_progress, report_times
+from semel.spark.rows import PlainRows, Rows
 from semel.wire import ErrorCode
 
 if TYPE_CHECKING:
@@ -77,20 +78,24 @@ class KafkaSink:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Write a micro-batch, unless it has been committed before."""
         record_columns(df.schema, self.options.topic)
-        batch_input = read_input(df, batch_id, self.options.checkpoint)
+        self.write_rows(PlainRows(df), batch_id)
+
+    def write_rows(self, rows: Rows, batch_id: int) -> None:
+        """The same, wherever its rows are encoded."""
+        batch_input = read_input(rows.df, batch_id, self.options.checkpoint)
         try:
             try:
-                progress = self._write_or_skip(df, batch_id, batch_input)
+                progress = self._write_or_skip(rows, batch_id, batch_input)
             except KafkaError as error:
                 if error.code != ErrorCode.invalid_producer_id_mapping:
                     raise
                 self._own_anew()
-                progress = self._write_or_skip(df, batch_id, batch_input)
+                progress = self._write_or_skip(rows, batch_id, batch_input)
         except BaseException:
             self.close()  # whoever calls again owns the pipeline anew, and reads the ledger
             raise
         self.recent.append(progress)
-        report_times(df, progress)
+        report_times(rows.df, progress)
         if self._on_progress is not None:
             self._on_progress(progress)
         reach("before_return", self.options.name)
@@ -116,11 +121,11 @@ class KafkaSink:
         if _batch_of(self.open().committed) != _batch_of(before):
             raise fenced(self.options.name)
 
-    def _write_or_skip(self, df: DataFrame, batch_id: int, batch_input: Input) -> BatchProgress:
+    def _write_or_skip(self, rows: Rows, batch_id: int, batch_input: Input) -> BatchProgress:
         owner = self.open()
         if self._is_committed(owner.committed, batch_input, batch_id):
-            return self._skip(df, batch_id)
-        return self._write(owner, df, batch_id, batch_input)
+            return self._skip(rows, batch_id)
+        return self._write(owner, rows, batch_id, batch_input)
 
     def _is_committed(self, last: Entry | None, batch_input: Input, batch_id: int) -> bool:
         if last is None or last.query != batch_input.query or batch_id > last.batch:
@@ -134,17 +139,17 @@ class KafkaSink:
             "the group's committed offsets."
         )
 
-    def _skip(self, df: DataFrame, batch_id: int) -> BatchProgress:
+    def _skip(self, rows: Rows, batch_id: int) -> BatchProgress:
         # The output is there, yet state stores and the watermark must move on as they would have.
-        df.write.format("noop").mode("overwrite").save()
+        rows.compute()
         progress = BatchProgress(self.options.name, batch_id, skipped=True)
         log_progress(progress)
         return progress
 
-    def _write(self, owner: PipelineOwner, df: DataFrame, batch_id: int, batch_input: Input) -> BatchProgress:
+    def _write(self, owner: PipelineOwner, rows: Rows, batch_id: int, batch_input: Input) -> BatchProgress:
         entry = Entry(query=batch_input.query, batch=batch_id, offsets=batch_input.digest)
         progress = BatchProgress(self.options.name, batch_id)
-        return OneWrite(self.options, owner, df, entry, batch_input.ends, progress, self._row_bytes()).run()
+        return OneWrite(self.options, owner, rows, entry, batch_input.ends, progress, self._row_bytes()).run()
 
     def _row_bytes(self) -> float | None:
         last = next((done for done in reversed(self.recent) if done.records and not done.skipped), None)
