@@ -27,6 +27,7 @@ _STEP: Final = re.compile(r"^[^\w\n]*(?:\*?\(\d+\) )?(\w*(?:Python|PySpark|Panda
 _OUR_STEP: Final = re.compile(rf"\w*MapInArrow {EncodeInPlan.__name__}\(")
 _FEWEST_ROWS: Final = 256
 """With fewer rows at a time each Arrow batch costs more than the looks at its size."""
+_MOST_BYTES: Final = 512 * 1024 * 1024
 
 
 def feeding(df: DataFrame, row_bytes: float | None, record_bytes_max: int) -> AbstractContextManager[None]:
@@ -46,21 +47,24 @@ def feeding(df: DataFrame, row_bytes: float | None, record_bytes_max: int) -> Ab
 def rows_at_a_time(limit: str, rows: int, row_bytes: float | None, record_bytes_max: int) -> int | None:
     """How many rows stay below a limit of bytes (in Spark's notation) without counting; None if one must count.
 
-    As many as ever, if so many of the known length take less than a fourth of the limit. Otherwise few: even where each
-    is as long as a record may be, they are twice the limit.
+    Few, so that they are twice the limit at most even where each is as long as a record may be. Where rows are known to
+    be short, some more: that all of them are long at once is not likely then, and must only not break anything.
 
     >>> rows_at_a_time("268435456b", 10_000, 112.0, 1_048_576), rows_at_a_time("268435456b", 10_000, None, 1_048_576)
-    (10000, 512)
-    >>> rows_at_a_time("268435456b", 10_000, 50_000.0, 1_048_576), rows_at_a_time("1048576b", 10_000, None, 1_048_576)
+    (512, 512)
+    >>> rows_at_a_time("67108864b", 10_000, 112.0, 1_048_576), rows_at_a_time("67108864b", 10_000, None, 1_048_576)
     (512, None)
+    >>> rows_at_a_time("67108864b", 10_000, 50_000.0, 1_048_576), rows_at_a_time("67108864b", 300, 112.0, 1_048_576)
+    (None, 300)
     """
     plain = _PLAIN_BYTES.fullmatch(limit)
-    if plain is None or rows < 1:  # 0 rows: without any bound
+    if plain is None:
         return None
     limit_bytes = int(plain[1])
+    at_once = 2 * limit_bytes
     if row_bytes is not None and rows * row_bytes < limit_bytes / 4:
-        return rows
-    few = min(rows, 2 * limit_bytes // record_bytes_max)
+        at_once = max(at_once, _MOST_BYTES)
+    few = min(rows, at_once // record_bytes_max)
     return few if few >= _FEWEST_ROWS else None
 
 
