@@ -27,7 +27,8 @@ _STEP: Final = re.compile(r"^[^\w\n]*(?:\*?\(\d+\) )?(\w*(?:Python|PySpark|Panda
 _OUR_STEP: Final = re.compile(rf"\w*MapInArrow {EncodeInPlan.__name__}\(")
 _FEWEST_ROWS: Final = 256
 """With fewer rows at a time each Arrow batch costs more than the looks at its size."""
-_MOST_BYTES: Final = 512 * 1024 * 1024
+_MOST_BYTES: Final = 2_000_000_000
+"""What a column of an Arrow batch can hold."""
 
 
 def feeding(df: DataFrame, row_bytes: float | None, record_bytes_max: int) -> AbstractContextManager[None]:
@@ -51,9 +52,9 @@ def rows_at_a_time(limit: str, rows: int, row_bytes: float | None, record_bytes_
     be short, some more: that all of them are long at once is not likely then, and must only not break anything.
 
     >>> rows_at_a_time("268435456b", 10_000, 112.0, 1_048_576), rows_at_a_time("268435456b", 10_000, None, 1_048_576)
-    (512, 512)
+    (1907, 512)
     >>> rows_at_a_time("67108864b", 10_000, 112.0, 1_048_576), rows_at_a_time("67108864b", 10_000, None, 1_048_576)
-    (512, None)
+    (1907, None)
     >>> rows_at_a_time("67108864b", 10_000, 50_000.0, 1_048_576), rows_at_a_time("67108864b", 300, 112.0, 1_048_576)
     (None, 300)
     """
