@@ -55,6 +55,7 @@ REFUSED_4: Final = (
 )
 LEFT_OUT: Final = {
     "test_compat_plan.py": "is about this file",
+    "test_encode_portions.py": "no Spark in it",
     "test_ledger.py": "no Spark in it",
     "test_owner_writes.py": "no Spark in it",
     "test_sink_rights.py": "no Spark in it",

@@ -214,25 +214,31 @@ def test_a_listener_of_sparks_sees_what_each_batch_was_and_took(
 
 
 def test_rows_of_a_micro_batch_are_not_measured_one_by_one_and_those_of_other_functions_are(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark's limit for Arrow batches is lifted for rows that Spark has computed, and comes back; a function of the
-    user's own keeps it."""
+    user's own keeps it, and so does a Spark that does not show its plan."""
     setting = "spark.sql.execution.arrow.maxBytesPerBatch"
     fill(spark, tmp_path / "in", 1)
     has_limit = spark.conf.isModifiable(setting)
     limits: list[str | None] = []
+
+    def hidden(spark: SparkSession) -> None:
+        raise RuntimeError("this Spark has no such method")
 
     def look(df: DataFrame, batch_id: int) -> None:
         for rows in (df, df.mapInArrow(lambda batches: batches, df.schema)):
             with feeding(rows, 100.0, 1_048_576):
                 limits.append(df.sparkSession.conf.get(setting) if has_limit else None)
             limits.append(df.sparkSession.conf.get(setting) if has_limit else None)
+        monkeypatch.setattr("semel.spark.feeding.running_query", hidden)
+        with feeding(df, 100.0, 1_048_576):
+            limits.append(df.sparkSession.conf.get(setting) if has_limit else None)
 
     writer = stream(spark, tmp_path / "in").writeStream.foreachBatch(look).trigger(availableNow=True)
     writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
     usual = spark.conf.get(setting) if has_limit else None
-    assert limits == ["2147483647b" if has_limit else None, usual, usual, usual]
+    assert limits == ["2147483647b" if has_limit else None, usual, usual, usual, usual]
     assert usual != "2147483647b"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 import secrets
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -35,6 +36,8 @@ used again while it is in the processor's cache is a tenth of this stage."""
 SMALL_BYTES: Final = 128 * 1024
 """What a task may hand to the driver, which gets it from all tasks of a stage."""
 
+_ROW_BYTES: Final = 8
+"""What a row takes besides its data: where it ends, in each column."""
 _PLACING: Final = frozenset({"key", "partition", "topic"})
 _YIELD_BYTES: Final = 1024 * 1024
 
@@ -86,7 +89,7 @@ class Encode:
         # Without a key a record may go anywhere, yet a repeat of this task should send it to the same place.
         sticky = StickyPartitioner(random.Random(f"{self.seed}-{map_task}"), batch_bytes=config.batch_bytes)
         number = 0
-        for table in _gather(batches, self.buffer_bytes):
+        for table in gather(batches, self.buffer_bytes):
             input_bytes = table.nbytes
             try:
                 for topic, partition, batch in self._encode_table(table, config, sticky):
@@ -163,18 +166,44 @@ def _in_chunks(rows: Iterator[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
         yield blob_batch(waiting)
 
 
-def _gather(batches: Iterator[pa.RecordBatch], buffer_bytes: int) -> Iterator[pa.Table]:
+def gather(batches: Iterator[pa.RecordBatch], buffer_bytes: int) -> Iterator[pa.Table]:
+    """The rows in tables of about so many bytes.
+
+    A table ends with the row that fills it, wherever Spark's portions end: rows that were lost, and that Spark computes
+    anew and hands over in other portions, become the same blobs again.
+    """
     gathered: list[pa.RecordBatch] = []
-    size = enough = 0
+    room = 0
     for batch in batches:
-        if not gathered:
-            is_free = _PLACING.isdisjoint(batch.schema.names)
-            size, enough = 0, min(buffer_bytes, _KEYLESS_BYTES) if is_free else buffer_bytes
-        if batch.num_rows:
-            gathered.append(batch)
-            size += batch.nbytes
-        if size >= enough:
-            yield pa.Table.from_batches(gathered)
-            gathered = []
+        while batch.num_rows:
+            if not gathered:
+                room = min(buffer_bytes, _KEYLESS_BYTES) if _PLACING.isdisjoint(batch.schema.names) else buffer_bytes
+            weight = _weight(batch)
+            if weight < room:
+                gathered.append(batch)
+                room -= weight
+                break
+            rows = 1 + bisect_left(range(1, batch.num_rows), room, key=lambda rows: _weight(batch.slice(0, rows)))
+            yield pa.Table.from_batches([*gathered, batch.slice(0, rows)])
+            gathered, batch = [], batch.slice(rows)
     if gathered:
         yield pa.Table.from_batches(gathered)
+
+
+def _weight(batch: pa.RecordBatch) -> int:
+    """The bytes of all rows, the same however they are divided among batches."""
+    return _ROW_BYTES * batch.num_rows + sum(_data_bytes(column) for column in batch.columns)
+
+
+def _data_bytes(array: pa.Array) -> int:
+    if not len(array):
+        return 0
+    if pa.types.is_list(array.type):
+        return _data_bytes(array.flatten())
+    if pa.types.is_struct(array.type):
+        return sum(_data_bytes(field) for field in array.flatten())
+    if pa.types.is_integer(array.type):
+        return 4 * len(array)
+    is_large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+    ends = memoryview(array.buffers()[1]).cast("q" if is_large else "i")
+    return ends[array.offset + len(array)] - ends[array.offset]

@@ -7,12 +7,14 @@ the tasks of a job, also for those of the user's own, whose rows may be long: wh
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.spark.input_offsets import running_query
+from semel.spark.progress import log_event
 from semel.spark.rows import EncodeInPlan
 
 if TYPE_CHECKING:
@@ -71,12 +73,16 @@ def rows_at_a_time(limit: str, rows: int, row_bytes: float | None, record_bytes_
 
 def _has_others(df: DataFrame) -> bool:
     """Whether the job may run functions besides the sink's own: none if `df` is a micro-batch as Spark hands it over,
-    of a query that has none."""
+    of a query that has none. What a version of Spark does not tell is a yes, and costs only time."""
     anyhow: Any = df
-    if anyhow._jdf.queryExecution().logical().nodeName() != "LogicalRDD":
+    try:
+        if anyhow._jdf.queryExecution().logical().nodeName() != "LogicalRDD":
+            return True
+        query = running_query(df.sparkSession)
+        return query is None or has_others(query.lastExecution().executedPlan().treeString())
+    except Exception as error:
+        log_event("Spark's plan cannot be seen, so its Arrow limits stay", logging.DEBUG, error=str(error))
         return True
-    query = running_query(df.sparkSession)
-    return query is None or has_others(query.lastExecution().executedPlan().treeString())
 
 
 def has_others(plan: str) -> bool:
