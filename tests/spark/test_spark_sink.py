@@ -82,10 +82,12 @@ def stream(spark: SparkSession, folder: Path) -> DataFrame:
     return source.selectExpr("cast(id % 5 as string) key", "cast(id as string) value")
 
 
-def write_whole_stream(spark: SparkSession, bootstrap: str, topic: str, folder: Path, **more: Any) -> None:
-    """A query over all that `fill` has put below `in`."""
+def write_whole_stream(
+    spark: SparkSession, bootstrap: str, topic: str, folder: Path, *, rows: DataFrame | None = None, **more: Any
+) -> None:
+    """A query over all that `fill` has put below `in`, as it is or as `rows` that were made of it."""
     query = semel.write_stream(
-        stream(spark, folder / "in"),
+        stream(spark, folder / "in") if rows is None else rows,
         name=topic,
         bootstrap=bootstrap,
         topic=topic,
@@ -259,15 +261,8 @@ def test_a_function_of_the_users_own_gets_its_rows_as_ever(
     usual = {name: limit for name, limit in limits.items() if spark.conf.isModifiable(name)}
     fill(spark, tmp_path / "in", 2, rows=400)
     with settings(spark, usual):
-        query = semel.write_stream(
-            stream(spark, tmp_path / "in").mapInArrow(rows_at_a_time, "value string"),
-            name=topic,
-            bootstrap=bootstrap,
-            topic=topic,
-            checkpoint=str(tmp_path / "checkpoint"),
-            trigger={"availableNow": True},
-        )
-        query.awaitTermination()
+        rows = stream(spark, tmp_path / "in").mapInArrow(rows_at_a_time, "value string")
+        write_whole_stream(spark, bootstrap, topic, tmp_path, rows=rows)
     assert values(bootstrap, topic) == [b"400", b"400"]
 
 
