@@ -15,7 +15,7 @@ from semel.spark.encode import gather
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 PARTITIONS = 3
 
-columns = st.sampled_from([["value"], ["key", "value"], ["key", "value", "headers"]])
+columns = st.sampled_from([["value"], ["value", "partition"], ["key", "value"], ["key", "value", "headers"]])
 portions = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 
 
@@ -29,14 +29,16 @@ def some_rows(rng: random.Random) -> list[dict[str, object]]:
     def header() -> dict[str, object]:
         return {"key": "h" * rng.randint(0, 5), "value": text()}
 
-    return [
-        {"key": text(), "value": text(), "headers": rng.choice([None, [header() for _ in range(rng.randint(0, 3))]])}
-        for _ in range(rng.randint(1, 120))
-    ]
+    def row() -> dict[str, object]:
+        headers = rng.choice([None, [header() for _ in range(rng.randint(0, 3))]])
+        return {"key": text(), "value": text(), "headers": headers, "partition": rng.randrange(PARTITIONS)}
+
+    return [row() for _ in range(rng.randint(1, 120))]
 
 
 def table_of(rows: list[dict[str, object]], names: list[str], text: pa.DataType) -> pa.Table:
-    schema = pa.schema([(name, HEADERS if name == "headers" else text) for name in names])
+    types = {"headers": HEADERS, "partition": pa.int32()}
+    schema = pa.schema([(name, types.get(name, text)) for name in names])
     return pa.Table.from_pylist([{name: row[name] for name in names} for row in rows], schema)
 
 
@@ -90,7 +92,7 @@ def test_no_row_is_lost_and_none_comes_after_the_one_that_fills_a_table(
             texts = [row.get("key"), row.get("value")]
             for header in row.get("headers") or []:
                 texts += [header["key"].encode(), header["value"]]
-            weight += 8 + sum(len(text or b"") for text in texts)
+            weight += 8 + sum(len(text or b"") for text in texts) + 4 * ("partition" in row)
             rows_so_far += 1
             if weight >= buffer_bytes:
                 yield rows_so_far

@@ -30,7 +30,7 @@ from semel.broker.process import Broker
 from semel.client.admin import Admin
 from semel.errors import ConfigError, KafkaError, UnknownTopic
 from semel.spark import failpoints
-from semel.spark.feeding import feeding, settings
+from semel.spark.feeding import feeding, feeding_few, settings
 from semel.spark.progress import IN_SPARKS_PROGRESS, BatchProgress
 from semel.spark.rows import encode_in_plan
 from semel.spark.spool import SpoolReader
@@ -264,6 +264,16 @@ def test_a_function_of_the_users_own_gets_its_rows_as_ever(
         rows = stream(spark, tmp_path / "in").mapInArrow(rows_at_a_time, "value string")
         write_whole_stream(spark, bootstrap, topic, tmp_path, rows=rows)
     assert values(bootstrap, topic) == [b"400", b"400"]
+
+
+def test_blobs_are_handed_over_a_few_at_a_time_or_fewer_if_the_user_wants_fewer(spark: SparkSession) -> None:
+    """Where Spark has lost data, the same job computes rows of the user's own anew."""
+    setting = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    usual = spark.conf.get(setting)
+    for wanted, rows, expected_rows in (("100", 16, "16"), ("5", 16, "5"), ("0", 16, "16")):
+        with settings(spark, {setting: wanted}), feeding_few(spark, rows):
+            assert spark.conf.get(setting) == expected_rows
+    assert spark.conf.get(setting) == usual
 
 
 def test_a_query_whose_threads_java_does_not_know_is_written_too(bootstrap: str, topic: str, tmp_path: Path) -> None:
