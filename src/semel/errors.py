@@ -8,11 +8,17 @@ A message a user can meet says what happened, what it means for their data, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from kio.schema.errors import ErrorCode
 
 
 class SemelError(Exception):
     """Base of everything Semel raises on purpose."""
+
+    undelivered: Sequence[Any] = ()
+    """From `Producer.flush` and `close` without transactions: the batches that were given up, each with its records."""
 
 
 class ConfigError(SemelError, ValueError):
@@ -83,6 +89,10 @@ class OffsetOutOfRange(KafkaError):
     """A position lies outside of what the partition still holds (or already holds)."""
 
 
+class TopicRecreated(OffsetOutOfRange):
+    """A topic was deleted and created again under the same name: positions in the old one mean nothing in the new."""
+
+
 class Fenced(KafkaError):
     """A newer producer with the same `transactional.id` has taken over. This one cannot write again: stop it."""
 
@@ -103,5 +113,49 @@ class InboxOvertaken(SemelError):
     """Another reader of the same inbox has gone on from here. The results of this delivery were rolled back."""
 
 
+class RecordFailed(SemelError):
+    """A function or a write failed at one record. Its transaction was aborted; `__cause__` has the error itself."""
+
+    def __init__(
+        self, message: str, *, topic: str | None = None, partition: int | None = None, offset: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+
+
+class TooManyDeadLetters(SemelError):
+    """More records failed than `dead_letter_max` allows. The transaction that they were in was aborted."""
+
+
+class WorkTooLong(SemelError):
+    """One record alone takes longer than `transaction.timeout.ms`. Nothing of it was committed."""
+
+
 class InvalidState(SemelError, RuntimeError):
     """A call that the object's state does not allow, such as a commit without a transaction. Nothing was changed."""
+
+
+class DatabaseError(SemelError):
+    """A database refused a statement; its transaction was rolled back. `is_transient`: the same again may succeed."""
+
+    def __init__(self, message: str, *, sqlstate: str | None = None, is_transient: bool = False) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+        self.is_transient = is_transient
+
+
+class DatabaseUnreachable(DatabaseError, ConnectionError):
+    """No connection to the database, or it was lost: whether the last transaction was committed is not known."""
+
+
+class ValueDoesNotFit(DatabaseError, ValueError):
+    """A value cannot be stored in its column. `row` counts from 0 within the batch; None if it is not known."""
+
+    def __init__(
+        self, message: str, *, row: int | None = None, column: str | None = None, sqlstate: str | None = None
+    ) -> None:
+        super().__init__(message, sqlstate=sqlstate)
+        self.row = row
+        self.column = column

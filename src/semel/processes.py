@@ -11,9 +11,11 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+
+from semel.private_files import open_private
 
 _Start = Callable[[], subprocess.Popen[bytes]]
 _Call = tuple[_Start, Future[subprocess.Popen[bytes]]]
@@ -34,23 +36,29 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def spawn(
-    command: Sequence[str], *, folder: Path, output: Path | None = None, pipes: bool = False
+    command: Sequence[str],
+    *,
+    folder: Path,
+    output: Path | None = None,
+    pipes: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `command` (an absolute program and its arguments) in `folder`; it cannot outlive this process.
 
     `output` is a file that standard output and error are appended to. With `pipes`, standard input and output are
-    pipes instead and only standard error goes to `output`.
+    pipes instead and only standard error goes to `output`. Without `environment` it has this process's.
     """
     launch = [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), *command]
 
     def start() -> subprocess.Popen[bytes]:
-        with (output or Path(os.devnull)).open("ab") as sink:
+        with open(output or os.devnull, "ab", opener=open_private) as sink:
             return subprocess.Popen(
                 launch,
                 cwd=folder,
                 stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if pipes else sink,
                 stderr=sink,
+                env=environment,
                 start_new_session=True,  # Ctrl-C in a terminal is for the tests, which then close the child in order
             )
 

@@ -181,5 +181,19 @@ class GroupMachine(RuleBasedStateMachine):
         self.settle()
 
 
+def test_a_heartbeat_that_is_repeated_after_its_answer_was_lost_still_tells_the_assignment() -> None:
+    """Found by the machine below: the first answer had the new partitions, and only the second one was read."""
+    machine = GroupMachine()
+    machine.begin(assignors=("uniform", "range"), counts=[1, 1, 1])
+    machine.join_as_static_member(instance="i1", names=["aa"])
+    machine.join_by_regex(regex="a.*")
+    machine.join_by_regex(regex="(aa|b)")
+    machine.change_topics(choice=1)
+    machine.leave(choice=0)
+    machine.beat(choice=0, lose_answer=False, is_slow=False, times=2)
+    machine.check()
+    machine.settle()
+
+
 TestGroupMachine = GroupMachine.TestCase
 TestGroupMachine.settings = settings(stateful_step_count=40, max_examples=60, deadline=None)

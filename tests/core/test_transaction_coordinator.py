@@ -6,6 +6,7 @@ import pytest
 from coordinator_driver import Driver, identity_of
 from kio.schema.errors import ErrorCode
 
+from semel.broker.pacing import finish_now
 from semel.core.coordinator_hash import coordinator_partition, java_string_hash
 from semel.core.refusal import Refused
 from semel.core.transaction_listing import describe_transaction, list_transactions
@@ -553,8 +554,15 @@ def test_listing_passes_each_filter() -> None:
     driver.add(identities["b-1"], transactional_id="b-1")
     driver.now_ms += 50
 
+    hidden: set[str] = set()
+
+    def may_describe(name: str) -> bool:
+        return name not in hidden
+
     def names(**filters: object) -> list[str]:
-        listing = list_transactions(driver.coordinator, now_ms=driver.now_ms, **filters)  # pyright: ignore[reportArgumentType]
+        listing = finish_now(
+            list_transactions(driver.coordinator, now_ms=driver.now_ms, may_describe=may_describe, **filters)  # pyright: ignore[reportArgumentType]
+        )
         return [metadata.transactional_id for metadata in listing.transactions]
 
     assert names() == ["a-1", "a-2", "b-1"]
@@ -567,8 +575,14 @@ def test_listing_passes_each_filter() -> None:
     assert names(transactional_id_pattern="a-.*") == ["a-1", "a-2"]
     assert names(transactional_id_pattern="a") == []
     assert names(transactional_id_pattern="") == ["a-1", "a-2", "b-1"]
-    unknown = list_transactions(driver.coordinator, now_ms=0, state_filters=["Ongoing", "Nonsense"])
+    unknown = finish_now(
+        list_transactions(
+            driver.coordinator, now_ms=0, may_describe=may_describe, state_filters=["Ongoing", "Nonsense"]
+        )
+    )
     assert unknown.unknown_state_filters == ("Nonsense",)
+    hidden.add("a-1")
+    assert names(transactional_id_pattern="a-.*") == ["a-2"]
     with pytest.raises(Refused) as refused:
         names(transactional_id_pattern="(")
     assert refused.value.code is ErrorCode.invalid_regular_expression

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 from uuid import UUID
 
@@ -23,6 +24,9 @@ class MemberSpec:
     subscribed_topic_ids: frozenset[UUID]
     previous: Assignment
 
+
+_NUMBER: Final = attrgetter("int")
+"""Compares topic ids by their numbers, which is the same order and much faster."""
 
 GroupSpec = Mapping[str, MemberSpec]
 PartitionCounts = Mapping[UUID, int]
@@ -74,7 +78,7 @@ ASSIGNORS: Final[Mapping[str, Assignor]] = {"uniform": assign_uniform, "range": 
 
 
 def _still_valid(spec: MemberSpec, partition_counts: PartitionCounts) -> Iterator[TopicPartition]:
-    for topic_id in sorted(spec.previous.keys() & spec.subscribed_topic_ids):
+    for topic_id in sorted(spec.previous.keys() & spec.subscribed_topic_ids, key=_NUMBER):
         for partition in sorted(spec.previous[topic_id]):
             if partition < partition_counts[topic_id]:
                 yield topic_id, partition
@@ -91,7 +95,11 @@ def _unassigned(
     kept: Mapping[str, Sequence[TopicPartition]], topic_ids: Iterable[UUID], partition_counts: PartitionCounts
 ) -> list[TopicPartition]:
     taken = {partition for partitions in kept.values() for partition in partitions}
-    every = ((topic_id, number) for topic_id in sorted(topic_ids) for number in range(partition_counts[topic_id]))
+    every = (
+        (topic_id, number)
+        for topic_id in sorted(topic_ids, key=_NUMBER)
+        for number in range(partition_counts[topic_id])
+    )
     return [partition for partition in every if partition not in taken]
 
 

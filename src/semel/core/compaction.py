@@ -12,18 +12,20 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from semel.core.partition_log import AbortedTransaction
 from semel.core.producer_state import NO_TIMESTAMP, LastRecord
 from semel.records.control import ControlMarker
 from semel.records.layout import COMPRESSION_MASK, DELETE_HORIZON_BIT, HEADER_BYTES, LENGTH_FIELD_END, BatchHeader
 
+_KEY_BYTES = 150
+"""About what a key takes besides its own bytes."""
+
 Action = Literal["copy", "rewrite", "empty", "drop"]
 
 
-@dataclass(frozen=True, slots=True)
-class RecordFacts:
+class RecordFacts(NamedTuple):
     """What compaction needs to know of a record."""
 
     offset: int
@@ -33,10 +35,13 @@ class RecordFacts:
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """A stored batch. `marker` is that of a control batch, None once compaction has emptied it."""
+    """A stored batch. `marker` is that of a control batch, None once compaction has emptied it.
+
+    `records` may be read from the batch each time: nothing here keeps them, as there can be millions.
+    """
 
     header: BatchHeader
-    records: Sequence[RecordFacts] = ()
+    records: Iterable[RecordFacts] = ()
     marker: ControlMarker | None = None
 
 
@@ -64,6 +69,9 @@ class Compaction:
     segment. `aborted` are the aborted transactions that begin below it, `last_records` comes from
     `ProducerStates.last_records`.
     Records written before an earlier cleaning's `end_offset` need no `note_keys`, as they were the latest then.
+
+    `keys_bytes_max` bounds the keys that are remembered. When they are too many, `end_offset` moves to the batch that
+    did not fit, as in Kafka: the next cleaning goes on from there.
     """
 
     def __init__(
@@ -74,12 +82,14 @@ class Compaction:
         delete_retention_ms: int,
         aborted: Iterable[AbortedTransaction] = (),
         last_records: Mapping[int, LastRecord] | None = None,
+        keys_bytes_max: int | None = None,
     ) -> None:
         self.end_offset = end_offset
         self.now_ms = now_ms
         self.delete_retention_ms = delete_retention_ms
         self._last_records = last_records or {}
         self._latest: dict[bytes, int] = {}
+        self._keys_bytes_left = keys_bytes_max
         self._seen_in_transaction: set[int] = set()
         self._aborts_gone: list[AbortedTransaction] = []
         self._aborts: dict[int, list[AbortedTransaction]] = {}
@@ -96,9 +106,17 @@ class Compaction:
         header = batch.header
         if header.last_offset >= self.end_offset or header.is_control or self._find_abort(header) is not None:
             return
+        latest = self._latest
         for record in batch.records:
-            if record.key is not None:
-                self._latest[record.key] = record.offset
+            if record.key is None:
+                continue
+            if self._keys_bytes_left is not None and record.key not in latest:
+                self._keys_bytes_left -= _KEY_BYTES + len(record.key)
+                if self._keys_bytes_left < 0:
+                    # Keys of this batch that were noted already do no harm: their records stay, as all from here on.
+                    self.end_offset = header.base_offset
+                    return
+            latest[record.key] = record.offset
 
     def plan_batch(self, batch: BatchFacts) -> BatchPlan:
         """Second walk, over all batches from the log start in order."""
@@ -111,11 +129,15 @@ class Compaction:
             self._seen_in_transaction.add(header.producer_id)
         if self._find_abort(header) is not None:
             return self._plan_without_records(header)
-        kept = [record for record in batch.records if self._survives(record, header)]
+        kept: list[int] = []
+        needs_horizon = False
+        for record in batch.records:
+            if self._survives(record, header):
+                kept.append(record.offset)
+                needs_horizon |= record.is_tombstone
         if not kept:
             return self._plan_without_records(header)
-        needs_horizon = any(record.is_tombstone for record in kept)
-        return self._plan_with_records(header, tuple(record.offset for record in kept), needs_horizon)
+        return self._plan_with_records(header, tuple(kept), needs_horizon)
 
     def _plan_marker(self, batch: BatchFacts) -> BatchPlan:
         header = batch.header

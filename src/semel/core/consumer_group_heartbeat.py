@@ -253,11 +253,7 @@ class _Decider:
         members = {other.member_id: other.metadata for other in group.members.values() if other is not self._replaced}
         members[member_id] = metadata
         assignor = preferred_assignor(members.values(), self._around.default_assignor)
-        specs = {
-            name: MemberSpec(self._subscribed_topic_ids(one), self._target_until_now(name))
-            for name, one in members.items()
-        }
-        targets = ASSIGNORS[assignor](specs, dict(topics[name] for name in self._names_of(members)))
+        targets = ASSIGNORS[assignor](self._specs_of(members), dict(topics[name] for name in self._names_of(members)))
         self._records += [
             TargetMemberRecord(group.group_id, name, target)
             for name, target in targets.items()
@@ -267,7 +263,8 @@ class _Decider:
         return targets[member_id]
 
     def _names_of(self, members: Mapping[str, MemberMetadata]) -> set[str]:
-        return {name for metadata in members.values() for name in self._subscribed_topics(metadata)}
+        found = {_subscription(metadata): metadata for metadata in members.values()}
+        return {name for metadata in found.values() for name in self._subscribed_topics(metadata)}
 
     def _subscribed_topics(self, metadata: MemberMetadata) -> set[str]:
         """The topics that exist among those a member subscribes to, by name or by expression."""
@@ -276,8 +273,17 @@ class _Decider:
             names.update(self._resolved[metadata.subscribed_topic_regex].topics)
         return {name for name in names if name in self._around.topics}
 
-    def _subscribed_topic_ids(self, metadata: MemberMetadata) -> frozenset[UUID]:
-        return frozenset(self._around.topics[name][0] for name in self._subscribed_topics(metadata))
+    def _specs_of(self, members: Mapping[str, MemberMetadata]) -> dict[str, MemberSpec]:
+        """Members with the same subscription, as nearly all of a group have, share what it stands for."""
+        ids: dict[tuple[tuple[str, ...], str | None], frozenset[UUID]] = {}
+        specs: dict[str, MemberSpec] = {}
+        for name, metadata in members.items():
+            subscription = _subscription(metadata)
+            if subscription not in ids:
+                topics = self._subscribed_topics(metadata)
+                ids[subscription] = frozenset(self._around.topics[topic][0] for topic in topics)
+            specs[name] = MemberSpec(ids[subscription], self._target_until_now(name))
+        return specs
 
     def _target_until_now(self, member_id: str) -> Assignment:
         if self._replaced is not None and member_id == self._heartbeat.member_id:
@@ -292,6 +298,10 @@ class _Decider:
         # What the member itself is still to give up counts as free: it can be given nothing safer than what it has.
         own = {None, member.member_id, self._replaced.member_id if self._replaced else None}
         return lambda topic_id, partition: self._group.holder_of(topic_id, partition) in own
+
+
+def _subscription(metadata: MemberMetadata) -> tuple[tuple[str, ...], str | None]:
+    return metadata.subscribed_topic_names, metadata.subscribed_topic_regex
 
 
 def preferred_assignor(members: Iterable[MemberMetadata], default: str) -> str:

@@ -164,6 +164,15 @@ _KIND_OF: Final[Mapping[type[ConsumerGroupRecord], int]] = {
 }
 
 
+_ONE_BYTE_LENGTHS: Final = 127
+_BYTES: Final = [bytes([number]) for number in range(128)]
+_PARTITION: Final = struct.Struct(">i")
+
+
+def _number_of(item: tuple[UUID, object]) -> int:
+    return item[0].int
+
+
 _READ_BY_THEMSELVES: Final = (_KIND_OF[GroupEpochRecord], _KIND_OF[PartitionMetadataRecord])
 """Kinds whose decoder sees to the tagged fields: the one has a field there, the other is not read at all."""
 
@@ -273,17 +282,27 @@ def _encode_member(metadata: MemberMetadata) -> bytes:
 def _write_strings(out: io.BytesIO, strings: tuple[str, ...]) -> None:
     writers.write_compact_array_length(out, len(strings))
     for string in strings:
-        writers.write_compact_string(out, string)
+        encoded = string.encode()
+        # Most names are short: a length below 127 is one byte, and thousands of them are written much faster so.
+        if len(encoded) < _ONE_BYTE_LENGTHS:
+            out.write(_BYTES[len(encoded) + 1])
+            out.write(encoded)
+        else:
+            writers.write_compact_string(out, string)
 
 
 def _write_assignment(out: io.BytesIO, assignment: Assignment) -> None:
     writers.write_compact_array_length(out, len(assignment))
-    for topic_id in sorted(assignment):
-        writers.write_uuid(out, topic_id)
-        writers.write_compact_array_length(out, len(assignment[topic_id]))
-        for partition in sorted(assignment[topic_id]):
-            writers.write_int32(out, i32(partition))
-        writers.write_empty_tagged_fields(out)
+    # Without looking ids up, which costs more than all the rest: they are hashed in Python.
+    for topic_id, numbers in sorted(assignment.items(), key=_number_of):
+        out.write(topic_id.bytes)
+        if len(numbers) < _ONE_BYTE_LENGTHS:
+            out.write(_BYTES[len(numbers) + 1])
+        else:
+            writers.write_compact_array_length(out, len(numbers))
+        for partition in sorted(numbers) if len(numbers) > 1 else numbers:
+            out.write(_PARTITION.pack(partition))
+        out.write(b"\0")  # no tagged fields
 
 
 class _Cursor:

@@ -13,14 +13,14 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from semel.core.consumer_group_records import ResolvedRegex
-from semel.core.linear_regex import LinearRegex, UnusableRegex
+from semel.core.linear_regex import Budget, LinearRegex, UnusableRegex
 from semel.core.refusal import Refused
 
 # Topic id and number of partitions by topic name.
 Topics = Mapping[str, tuple[UUID, int]]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def compile_regex(regex: str) -> LinearRegex:
     """Compile, or refuse with INVALID_REGULAR_EXPRESSION."""
     try:
@@ -29,9 +29,9 @@ def compile_regex(regex: str) -> LinearRegex:
         raise _unusable(regex, error) from error
 
 
-def _matching(regex: str, topics: Topics) -> list[str]:
+def _matching(regex: str, names: Iterable[str], budget: Budget) -> list[str]:
     try:
-        return compile_regex(regex).select(sorted(topics))
+        return compile_regex(regex).select(names, budget)
     except UnusableRegex as error:
         raise _unusable(regex, error) from error
 
@@ -50,23 +50,31 @@ def resolve(
     now_ms: int,
     refresh_interval_ms: int,
 ) -> dict[str, ResolvedRegex]:
-    """The expressions that must be tried (anew) and what they match: unknown ones, and all after topics changed.
+    """The expressions that must be tried again and what they match: unknown ones, and all after topics changed.
 
     After the interval they are tried even if no topic came or went, since the rights to see topics may have changed.
+    One heartbeat has one budget of work. Unknown expressions come first and are refused when it does not suffice. What
+    is left goes to the known ones, the oldest first; those that get no turn keep their matches until the next one.
     """
-    regexes = sorted(regexes)
-    if not regexes:
-        return {}
     version = _hash64(sorted(topics))
-    return {
-        regex: ResolvedRegex(
-            tuple(name for name in _matching(regex, topics) if may_describe(name)),
-            version,
-            now_ms,
-        )
-        for regex in regexes
-        if _is_outdated(known.get(regex), version, now_ms - refresh_interval_ms)
-    }
+    outdated = sorted(
+        (regex for regex in regexes if _is_outdated(known.get(regex), version, now_ms - refresh_interval_ms)),
+        key=lambda regex: (known[regex].timestamp_ms if regex in known else -1, regex),
+    )
+    if not outdated:
+        return {}
+    budget = Budget()
+    names = [name for name in sorted(topics) if may_describe(name)]
+    resolved: dict[str, ResolvedRegex] = {}
+    for regex in outdated:
+        if resolved and regex in known and budget.is_spent:
+            break
+        try:
+            resolved[regex] = ResolvedRegex(tuple(_matching(regex, names, budget)), version, now_ms)
+        except Refused:
+            if regex not in known or not resolved:
+                raise
+    return resolved
 
 
 def _is_outdated(resolved: ResolvedRegex | None, version: int, oldest_ms: int) -> bool:

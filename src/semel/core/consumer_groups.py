@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
@@ -99,6 +100,10 @@ class ConsumerGroupDescription:
     members: tuple[MemberDescription, ...]
 
 
+_TOPIC_BYTES: Final = 60
+"""A place in a list and its share of a name that others have as well."""
+
+
 class ConsumerGroups:
     """All consumer groups of this coordinator.
 
@@ -124,6 +129,15 @@ class ConsumerGroups:
 
     def group_ids(self) -> list[str]:
         return list(self._groups)
+
+    def memory_bytes(self, each_bytes: int) -> int:
+        """About what they take, at `each_bytes` for a group, a member, and a few of its topics."""
+        return sum(
+            each_bytes * (1 + len(group.members) + len(group.topic_name_counts) + len(group.resolved_regexes))
+            + sum(each_bytes * (1 + len(target)) for target in group.targets.values())
+            + _TOPIC_BYTES * sum(len(resolved.topics) for resolved in group.resolved_regexes.values())
+            for group in self._groups.values()
+        )
 
     def exists(self, group_id: str) -> bool:
         return group_id in self._groups
@@ -219,7 +233,10 @@ class ConsumerGroups:
                 topics, self.settings.assignors[0], self.settings.regex_refresh_interval_ms, may_describe, now_ms
             ),
         )
-        tells_assignment = member_epoch == JOIN_EPOCH or heartbeat.is_full or outcome.assignment_changed
+        known = None if group is None else group.members.get(member_id)
+        # A repeat with the epoch before: the answer that had the new assignment was lost. Kafka leaves that to clients.
+        is_repeat = known is not None and member_epoch < known.current.member_epoch
+        tells_assignment = member_epoch == JOIN_EPOCH or heartbeat.is_full or outcome.assignment_changed or is_repeat
         current = outcome.member.current
         response = HeartbeatResponse(
             outcome.member.member_id,
@@ -229,10 +246,13 @@ class ConsumerGroups:
         )
         return ConsumerGroupDecision(group_id, outcome.records, response, outcome.member.member_id, now_ms)
 
-    def decide_tick(self, now_ms: int) -> list[ConsumerGroupDecision]:
-        """Fence the members that were silent for too long or kept partitions they had to give up, group by group."""
+    def decide_tick(self, now_ms: int, members_max: int | None = None) -> list[ConsumerGroupDecision]:
+        """Fence the members that were silent for too long or kept partitions they had to give up, group by group.
+
+        At most `members_max` of them, if it is given: ask again for the others.
+        """
         late: dict[str, list[Member]] = {}
-        for group_id, member_id in self._timers.expired(now_ms, self.settings.session_timeout_ms):
+        for group_id, member_id in self._timers.expired(now_ms, self.settings.session_timeout_ms)[:members_max]:
             late.setdefault(group_id, []).append(self._groups[group_id].members[member_id])
         # The hash of the topics is left as it is: the next heartbeat, which knows the topics, sets it right.
         return [

@@ -18,6 +18,7 @@ from semel.core.classic_state import (
     CONSUMER_PROTOCOL_TYPE,
     AnyRecord,
     ClassicGroup,
+    ClassicMember,
     GroupDecision,
     GroupSettings,
     GroupState,
@@ -39,7 +40,10 @@ from semel.core.group_offsets import (
 from semel.core.group_records import GroupRecord, LoggedRecord, OffsetRecord
 from semel.core.refusal import Refused
 
+_LOOKED_AT_AT_ONCE = 500
 _FIRST_COMMIT_VERSION_WITH_MEMBER_EPOCH: Final = 9
+RECORD_BYTES: Final = 800
+"""About what a group, a member or an offset takes besides its texts and bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +90,31 @@ class GroupCoordinator:
             return ClassicGroup(group_id)
         return group
 
+    def memory_bytes(self) -> int:
+        """About what all groups and their offsets take."""
+        classic = sum(
+            RECORD_BYTES * (1 + len(group.members) + len(group.pending_members))
+            + sum(map(len, group.pending_members))
+            + sum(_member_bytes(member) for member in group.members.values())
+            for group in self._classic.values()
+        )
+        return classic + self.offsets.memory_bytes(RECORD_BYTES) + self.consumer_groups.memory_bytes(RECORD_BYTES)
+
+    def group_ids(self) -> list[str]:
+        """Of both kinds, sorted."""
+        return sorted({*self.consumer_groups.group_ids(), *self._classic, *self.offsets.group_ids()})
+
+    def listed_group(self, group_id: str) -> ListedGroup | None:
+        """What ListGroups tells of a group, if there is one."""
+        if self.consumer_groups.exists(group_id):
+            return ListedGroup(group_id, "consumer", self.consumer_groups.state_of(group_id), CONSUMER_PROTOCOL_TYPE)
+        group = self.classic_group(group_id)
+        return None if group is None else ListedGroup(group_id, "classic", group.state.value, group.protocol_type or "")
+
     def listed_groups(self) -> list[ListedGroup]:
         """All groups of both kinds, by name."""
-        consumer = set(self.consumer_groups.group_ids())
-        listed = [
-            ListedGroup(group_id, "consumer", self.consumer_groups.state_of(group_id), CONSUMER_PROTOCOL_TYPE)
-            for group_id in consumer
-        ]
-        for group_id in (self._classic.keys() | self.offsets.group_ids()) - consumer:
-            group = self._classic.get(group_id, ClassicGroup(group_id))
-            listed.append(ListedGroup(group_id, "classic", group.state.value, group.protocol_type or ""))
-        return sorted(listed, key=lambda group: group.group_id)
+        listed = (self.listed_group(group_id) for group_id in self.group_ids())
+        return [group for group in listed if group is not None]
 
     def next_deadline_ms(self) -> int | None:
         """When the first classic group needs a `decide_tick`."""
@@ -139,12 +157,21 @@ class GroupCoordinator:
 
     def decide_due(self, now_ms: int) -> list[tuple[str, GroupDecision]]:
         """What time brings to each classic group that has something due."""
-        due = [
-            group
-            for group in self._classic.values()
-            if (deadline_ms := group.next_deadline_ms()) is not None and deadline_ms <= now_ms
-        ]
-        return [(group.group_id, classic_groups.decide_tick(group, self.settings, now_ms)) for group in due]
+        return [decided for decided in self.decide_each_due(now_ms) if decided is not None]
+
+    def decide_each_due(self, now_ms: int) -> Iterator[tuple[str, GroupDecision] | None]:
+        """The same one by one, each decided when it is asked for. None says only that some more were looked at."""
+        for number, group in enumerate(list(self._classic.values())):
+            if number % _LOOKED_AT_AT_ONCE == _LOOKED_AT_AT_ONCE - 1:
+                yield None
+            deadline_ms = group.next_deadline_ms()
+            if deadline_ms is None or deadline_ms > now_ms or self._classic.get(group.group_id) is not group:
+                continue
+            yield group.group_id, classic_groups.decide_tick(group, self.settings, now_ms)
+
+    @property
+    def classic_count(self) -> int:
+        return len(self._classic)
 
     # Offsets
 
@@ -347,6 +374,10 @@ class GroupCoordinator:
             fresh = with_fresh_sessions(group, now_ms)
             self._classic[group_id] = classic_groups.decide_loaded(fresh, self.settings, now_ms).group or fresh
         self.consumer_groups.start_timers(now_ms)
+
+
+def _member_bytes(member: ClassicMember) -> int:
+    return len(member.assignment) + sum(len(protocol.metadata) for protocol in member.protocols)
 
 
 def encode_record(record: AnyRecord) -> tuple[bytes, bytes | None]:

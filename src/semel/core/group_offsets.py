@@ -94,6 +94,11 @@ class GroupOffsets:
 
     # Questions
 
+    def memory_bytes(self, each_bytes: int) -> int:
+        """About what they take, at `each_bytes` for one without its metadata."""
+        tables = [*self._committed.values(), *self._pending.values()]
+        return sum(each_bytes + len(stored.value.metadata) for table in tables for stored in table.values())
+
     def group_ids(self) -> set[str]:
         """All groups that have offsets, committed or pending."""
         return self._committed.keys() | self._open.keys()

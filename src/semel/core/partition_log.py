@@ -14,6 +14,7 @@ from semel.core.batch_checks import Timestamps as Timestamps
 from semel.core.batch_checks import TimestampType as TimestampType
 from semel.core.batch_checks import decide_timestamp as decide_timestamp
 from semel.core.leader_epochs import LeaderEpochs
+from semel.core.producer_budget import ProducerBudget
 from semel.core.producer_snapshot import decode_snapshot, encode_snapshot
 from semel.core.producer_state import PRODUCERS_MAX, CompletedTransaction, ProducerEntry, ProducerStates
 from semel.core.producer_state import Duplicate as Duplicate
@@ -60,11 +61,13 @@ class PartitionLog:
     (1, 0)
     """
 
-    def __init__(self, log_start_offset: int = 0, *, producers_max: int = PRODUCERS_MAX) -> None:
+    def __init__(
+        self, log_start_offset: int = 0, *, producers_max: int = PRODUCERS_MAX, budget: ProducerBudget | None = None
+    ) -> None:
         self.log_start_offset = log_start_offset
         self.log_end_offset = log_start_offset
         self.high_watermark = log_start_offset
-        self.producers = ProducerStates(producers_max=producers_max)
+        self.producers = ProducerStates(producers_max=producers_max, budget=budget)
         self.leader_epochs = LeaderEpochs()
         self._covered_to = log_start_offset  # what lies below needs no replay: deleted, or in the snapshot
         self._open: dict[int, int] = {}  # first offset -> producer id; offsets only grow, so in order

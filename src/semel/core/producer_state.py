@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kio.schema.errors import ErrorCode
 
+from semel.core.producer_budget import Idle, ProducerBudget
 from semel.core.refusal import Refused
 from semel.records.control import ControlMarker
 from semel.records.layout import SEQUENCE_MAX, BatchHeader
@@ -126,9 +127,12 @@ class ProducerStates:
     Duplicate(base_offset=0, last_offset=0, timestamp_ms=1000)
     """
 
-    def __init__(self, *, producers_max: int = PRODUCERS_MAX) -> None:
+    def __init__(self, *, producers_max: int = PRODUCERS_MAX, budget: ProducerBudget | None = None) -> None:
+        """`budget` is shared with other partitions."""
         self.producers_max = producers_max
         self.evicted_count = 0
+        self._budget = budget
+        self._bytes = 0
         self._entries: OrderedDict[int, ProducerEntry] = OrderedDict()
 
     def __len__(self) -> int:
@@ -160,6 +164,13 @@ class ProducerStates:
         entry = self._entries.get(header.producer_id)
         if entry is None:
             entry = ProducerEntry(header.producer_id)
+            if from_client and self._budget is not None and self._budget.is_full:
+                raise Refused(
+                    ErrorCode.policy_violation,
+                    f"producer {header.producer_id} is new here, and what the broker remembers of producers with open "
+                    f"transactions takes all of its share of the memory ({self._budget.bytes_max:,} bytes). Nothing "
+                    "was stored. End transactions, or raise semel.client.memory.max.bytes.",
+                )
         if from_client:
             known = entry.find_duplicate(header)
             if known is not None:
@@ -206,12 +217,15 @@ class ProducerStates:
         if header.producer_id == NO_PRODUCER_ID:
             return
         entry = self._touch(header.producer_id, now_ms)
-        entry.move_to_epoch(header.producer_epoch)
+        self._move_to_epoch(entry, header.producer_epoch)
         batch = ProducerBatch(header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp)
+        batches = len(entry.batches)
         entry.batches = (*entry.batches[1 - BATCHES_REMEMBERED :], batch)
         entry.last_timestamp_ms = header.max_timestamp
         if header.is_transactional and entry.transaction_first_offset is None:
             entry.transaction_first_offset = header.base_offset
+        if batches < BATCHES_REMEMBERED:
+            self._note(BATCH_BYTES)
         self._evict()
 
     def replay_marker(
@@ -219,7 +233,7 @@ class ProducerStates:
     ) -> CompletedTransaction | None:
         """Take up a stored marker; returns the transaction it ended, if that had records here."""
         entry = self._touch(marker.producer_id, now_ms)
-        entry.move_to_epoch(marker.producer_epoch)
+        self._move_to_epoch(entry, marker.producer_epoch)
         entry.coordinator_epoch = marker.coordinator_epoch
         entry.last_timestamp_ms = timestamp_ms
         first_offset = entry.transaction_first_offset
@@ -236,12 +250,13 @@ class ProducerStates:
         entry = self._touch(header.producer_id, now_ms)
         entry.last_timestamp_ms = max(entry.last_timestamp_ms, header.max_timestamp)
         if header.producer_epoch > entry.producer_epoch:
-            entry.move_to_epoch(header.producer_epoch)
+            self._move_to_epoch(entry, header.producer_epoch)
         self._evict()
 
     def replay_entries(self, entries: Iterable[ProducerEntry], *, now_ms: int | None = None) -> None:
         """Start from the entries of a snapshot in place of what is known, least recently used first."""
         self._entries = OrderedDict((entry.producer_id, replace(entry)) for entry in entries)
+        self._note(sum(map(_bytes_of, self._entries.values())) - self._bytes)
         if now_ms is not None:
             for entry in self._entries.values():
                 entry.last_seen_ms = now_ms
@@ -261,7 +276,27 @@ class ProducerStates:
 
     def replay_expiry(self, producer_ids: Iterable[int]) -> None:
         for producer_id in producer_ids:
-            self._entries.pop(producer_id, None)
+            self.forget(producer_id)
+
+    def idle(self) -> Iterator[Idle]:
+        """Producers without an open transaction, the longest unused first."""
+        return (
+            (entry.last_seen_ms, entry.producer_id, _bytes_of(entry))
+            for entry in self._entries.values()
+            if entry.transaction_first_offset is None
+        )
+
+    def forget(self, producer_id: int) -> None:
+        """Remember nothing more of a producer."""
+        entry = self._entries.pop(producer_id, None)
+        if entry is not None:
+            self._note(-_bytes_of(entry))
+
+    def leave_budget(self) -> None:
+        """The partition is closed: what is remembered here no longer counts."""
+        if self._budget is not None:
+            self._budget.leave(self, self._bytes)
+            self._budget = None
 
     def last_records(self) -> Mapping[int, LastRecord]:
         """Per producer, the batch that compaction must keep so that recovery finds sequence and epoch again."""
@@ -272,18 +307,29 @@ class ProducerStates:
 
     def memory_bytes(self) -> int:
         """About what the states cost in memory."""
-        return sum(ENTRY_BYTES + BATCH_BYTES * len(entry.batches) for entry in self._entries.values())
+        return self._bytes
+
+    def _note(self, changed_bytes: int) -> None:
+        self._bytes += changed_bytes
+        if self._budget is not None:
+            self._budget.add(changed_bytes)
 
     def _touch(self, producer_id: int, now_ms: int | None) -> ProducerEntry:
         """The producer's entry, now the most recently used one."""
         entry = self._entries.get(producer_id)
         if entry is None:
             entry = self._entries[producer_id] = ProducerEntry(producer_id)
+            self._note(ENTRY_BYTES)
         else:
             self._entries.move_to_end(producer_id)
         if now_ms is not None:
             entry.last_seen_ms = now_ms
         return entry
+
+    def _move_to_epoch(self, entry: ProducerEntry, producer_epoch: int) -> None:
+        batches = len(entry.batches)
+        entry.move_to_epoch(producer_epoch)
+        self._note(BATCH_BYTES * (len(entry.batches) - batches))
 
     def _evict(self) -> None:
         """Forget the least recently used beyond the cap, but never the one in use now."""
@@ -292,9 +338,15 @@ class ProducerStates:
             idle = (entry.producer_id for entry in self._entries.values() if entry.transaction_first_offset is None)
             producer_id = next(idle, newest)
             if producer_id == newest:
-                return
-            del self._entries[producer_id]
+                break
+            self.forget(producer_id)
             self.evicted_count += 1
+        if self._budget is not None:
+            self._budget.settle(self)
+
+
+def _bytes_of(entry: ProducerEntry) -> int:
+    return ENTRY_BYTES + BATCH_BYTES * len(entry.batches)
 
 
 def _check_producer_epoch(entry: ProducerEntry, producer_epoch: int) -> None:

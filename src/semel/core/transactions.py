@@ -223,9 +223,19 @@ class TransactionCoordinator:
         """To be called once all markers are written."""
         return Decision(to_complete(self._known(transactional_id), now_ms), None)
 
-    def decide_timeouts(self, *, now_ms: int, new_producer_id: NewProducerId) -> list[Decision[None]]:
-        """Abort what has been open for longer than its time-out, under an epoch that shuts its producer out."""
-        late = [name for name, deadline_ms in self._deadlines_ms.items() if deadline_ms < now_ms]
+    def late_ids(self, now_ms: int) -> list[str]:
+        """The transactional ids whose transaction has been open for longer than its timeout."""
+        return [name for name, deadline_ms in self._deadlines_ms.items() if deadline_ms < now_ms]
+
+    def decide_timeouts(
+        self, *, now_ms: int, new_producer_id: NewProducerId, among: Collection[str] | None = None
+    ) -> list[Decision[None]]:
+        """Abort what has been open for longer than its timeout, under an epoch that shuts its producer out.
+
+        `among` names the ids to look at, if not all.
+        """
+        late = self.late_ids(now_ms) if among is None else among
+        late = [name for name in late if self._deadlines_ms.get(name, now_ms) < now_ms]
         records = [self._fence(self._transactions[name], now_ms, new_producer_id) for name in late]
         return [Decision(record, None, needs_markers=True) for record in records]
 

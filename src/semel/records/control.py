@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from semel.errors import CorruptRecords
+from semel.errors import CorruptRecords, RecordTooLarge
 from semel.records.layout import as_bytes_view
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ _KEY = struct.Struct(">hh")  # version, type
 _VALUE = struct.Struct(">hi")  # version, coordinator epoch
 _KINDS: dict[int, MarkerKind] = {0: "abort", 1: "commit"}
 _TYPES: dict[MarkerKind, int] = {kind: number for number, kind in _KINDS.items()}
+
+_MARKER_BYTES_MAX = 65536
+"""Kafka's take some twenty, and are not compressed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,10 @@ def read_control_batch(batch: Buffer, *, check_crc: bool = True) -> ControlMarke
     from semel.records import reference
 
     view = as_bytes_view(batch)
-    header, records = reference.decode_batch(view, check_crc=check_crc)
+    try:
+        header, records = reference.decode_batch(view, check_crc=check_crc, decompressed_bytes_max=_MARKER_BYTES_MAX)
+    except RecordTooLarge as error:
+        raise CorruptRecords(f"A transaction marker unpacks to over {_MARKER_BYTES_MAX} bytes: it is none.") from error
     if not header.is_control:
         raise CorruptRecords(f"The batch at offset {header.base_offset} holds user records, not a transaction marker.")
     if not records:

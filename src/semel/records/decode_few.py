@@ -12,7 +12,7 @@ from itertools import accumulate
 import pyarrow as pa
 
 from semel.records.layout import BatchHeader
-from semel.records.reference import decode_body
+from semel.records.reference import Record, iterate_body
 from semel.records.schema import RECORD_SCHEMA, TIMESTAMP_TYPE
 
 FEW_RECORDS = 24
@@ -22,15 +22,20 @@ _INT8 = pa.int8()
 _BINARY = pa.binary()
 
 
-def decode_few(group: Sequence[tuple[BatchHeader, memoryview]], no_headers: pa.ListArray) -> pa.RecordBatch | None:
+def decode_few(
+    group: Sequence[tuple[BatchHeader, memoryview]], no_headers: pa.ListArray, bytes_max: int
+) -> pa.RecordBatch | None:
     """The records by the readable codec, which also decides what is refused; None if one of them has headers.
 
     `no_headers` is the column of as many records without any. Arrow's arrays are made of buffers and not by `pa.array`,
     which imports pandas where it is installed: half a second for each Python worker of Spark.
     """
-    records = [record for header, body in group for record in decode_body(header, body)]
-    if any(record.headers for record in records):
-        return None
+    records: list[Record] = []
+    for header, body in group:
+        for record in iterate_body(header, body, bytes_max):
+            if record.headers:
+                return None
+            records.append(record)
     types = array("b", (header.timestamp_type for header, _ in group for _ in range(header.record_count)))
     columns = [
         _numbers(_INT64, array("q", [record.offset for record in records])),

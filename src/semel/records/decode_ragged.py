@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +14,24 @@ import pyarrow as pa
 from semel.records.chain import Chain
 from semel.records.ragged import gather_binary
 from semel.records.schema import HEADER_TYPE, HEADERS_TYPE
-from semel.records.varints import Bytes, Integers, NotVectorisable, Words, gather_words, read_varints, unzigzag
+from semel.records.varints import (
+    Bytes,
+    Integers,
+    NotVectorisable,
+    Words,
+    gather_words,
+    read_varint,
+    read_varints,
+    unzigzag,
+)
 
 _INT32_VALUES_MAX = 2**32 - 1  # zigzag form of 32 bits
-_FEW_ROWS = 8  # below this many rows with further headers, the rest is left to the reference codec
+_FEW_ROWS = 48  # below this many rows with further headers, their headers are read one by one
+_STEPS_MIN = 8  # and not before so many headers of each were read in lock step
+
+
+class TooManyHeaders(NotVectorisable):
+    """The records declare more headers than they may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +55,11 @@ class Fields:
     header_values: Slices | None
 
 
-def read_fields(data: Bytes, chain: Chain) -> Fields:
-    """All fields of all records, each checked to lie within its record and the record to end with the last."""
+def read_fields(data: Bytes, chain: Chain, headers_max: int) -> Fields:
+    """All fields of all records, each checked to lie within its record and the record to end with the last.
+
+    Raises TooManyHeaders before anything is made of the headers if there are more than `headers_max` altogether.
+    """
     cursor = _Cursor(data, chain.bodies, chain.ends)
     cursor.take_words(chain.words, 8, chain.widths)
     cursor.skip_attributes()
@@ -55,6 +73,8 @@ def read_fields(data: Bytes, chain: Chain) -> Fields:
         return Fields(timestamp_deltas, offset_deltas, keys, values, None, None, None)
     if int(counts.min()) < 0 or (counts > cursor.ends - cursor.positions).any():
         raise NotVectorisable
+    if int(counts.sum()) > headers_max:
+        raise TooManyHeaders
     header_keys, header_values = _read_headers(cursor, counts)
     return Fields(timestamp_deltas, offset_deltas, keys, values, counts, header_keys, header_values)
 
@@ -123,7 +143,8 @@ def _read_headers(cursor: _Cursor, counts: Integers) -> tuple[Slices, Slices]:
     """Keys and values of all headers in the order of the records: first the first header of each record, and so on."""
     first_headers = np.cumsum(counts) - counts
     total = int(counts.sum())
-    key_positions, key_lengths, value_positions, value_lengths = (np.empty(total, np.int64) for _ in range(4))
+    columns = tuple(np.empty(total, np.int64) for _ in range(4))
+    key_positions, key_lengths, value_positions, value_lengths = columns
     rows = np.flatnonzero(counts)
     final = cursor.positions.copy()
     part = _Cursor(cursor.data, cursor.positions[rows], cursor.ends[rows])
@@ -134,8 +155,11 @@ def _read_headers(cursor: _Cursor, counts: Integers) -> tuple[Slices, Slices]:
             if not going_on.all():
                 rows = rows[going_on]
                 part = _Cursor(cursor.data, part.positions[going_on], part.ends[going_on])
-        if number > _FEW_ROWS and len(rows) < _FEW_ROWS:
-            raise NotVectorisable
+        if number >= _STEPS_MIN and len(rows) < _FEW_ROWS:
+            for row, position, end in zip(rows.tolist(), part.positions.tolist(), part.ends.tolist(), strict=True):
+                rest = slice(int(first_headers[row]) + number, int(first_headers[row] + counts[row]))
+                final[row] = _read_one_by_one(cursor.data, position, end, tuple(column[rest] for column in columns))
+            break
         keys = part.slices()
         values = part.slices()
         if int(keys.lengths.min()) < 0:
@@ -143,10 +167,52 @@ def _read_headers(cursor: _Cursor, counts: Integers) -> tuple[Slices, Slices]:
         index = first_headers[rows] + number
         key_positions[index], key_lengths[index] = keys.positions, keys.lengths
         value_positions[index], value_lengths[index] = values.positions, values.lengths
-    final[rows] = part.positions
+    else:
+        final[rows] = part.positions
     cursor.positions = final
     cursor.finish()
     return Slices(key_positions, key_lengths), Slices(value_positions, value_lengths)
+
+
+def _read_one_by_one(data: Bytes, position: int, end: int, columns: tuple[Integers, ...]) -> int:
+    """Fill the columns with the headers of one record from `position` on; returns the position after the last."""
+    view = data.data[:end]  # a plain loop looks bytes up in a view far faster than in an array
+    found = tuple(array("q") for _ in range(4))
+    add_key, add_key_length, add_value, add_value_length = (column.append for column in found)
+    try:
+        for _ in range(len(columns[0])):
+            length = view[position]
+            if length < 0x80 and not length & 1:  # most are short
+                length, position = length >> 1, position + 1
+            else:
+                length, position = _read_length(view, position)
+            if length < 0:
+                raise NotVectorisable
+            add_key(position)
+            add_key_length(length)
+            position += length
+            length = view[position]
+            if length < 0x80 and not length & 1:
+                length, position = length >> 1, position + 1
+            else:
+                length, position = _read_length(view, position)
+            add_value(position)
+            add_value_length(length)
+            position += max(length, 0)
+    except IndexError:
+        raise NotVectorisable from None
+    if position > end:
+        raise NotVectorisable
+    for column, numbers in zip(columns, found, strict=True):
+        column[:] = np.frombuffer(numbers, np.int64)
+    return position
+
+
+def _read_length(view: memoryview, position: int) -> tuple[int, int]:
+    length, width = read_varint(bytes(view[position : position + 5]), 0, bits=32)
+    if length < -1:
+        raise NotVectorisable
+    return length, position + width
 
 
 def headers_array(data: Bytes, fields: Fields) -> pa.ListArray:

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from semel.errors import CorruptRecords
-from semel.records.compression import DECOMPRESSED_BYTES_MAX, check_compression, compress, decompress
+from semel.records.compression import (
+    DECOMPRESSED_BYTES_MAX,
+    check_compression,
+    compress,
+    decompress,
+    headers_max,
+    too_many_headers,
+)
 from semel.records.layout import (
     HEADER_BYTES,
     LENGTH_FIELD_END,
@@ -96,13 +103,16 @@ def encode_batch(
 def decode_batch(
     buffer: Buffer, *, check_crc: bool = True, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
 ) -> tuple[BatchHeader, list[Record]]:
-    """Header and records of the one batch that fills `buffer`; control batches are read like any other."""
+    """Header and records of the one batch that fills `buffer`; control batches are read like any other.
+
+    `decompressed_bytes_max` bounds the unpacked bytes, and the headers by the memory that they take.
+    """
     batch = as_bytes_view(buffer)
     header = read_header(batch)
     check_header(header, batch)
     if check_crc:
         check_batch_crc(header, batch)
-    return header, decode_body(header, unpack_body(header, batch, decompressed_bytes_max))
+    return header, decode_body(header, unpack_body(header, batch, decompressed_bytes_max), decompressed_bytes_max)
 
 
 def unpack_body(header: BatchHeader, batch: memoryview, decompressed_bytes_max: int) -> memoryview:
@@ -114,14 +124,17 @@ def unpack_body(header: BatchHeader, batch: memoryview, decompressed_bytes_max: 
     return as_bytes_view(decompress(compression, packed, decompressed_bytes_max))
 
 
-def decode_body(header: BatchHeader, body: memoryview) -> list[Record]:
-    """The records in `body`, the unpacked bytes after the header."""
-    return list(iterate_body(header, body))
+def decode_body(header: BatchHeader, body: memoryview, bytes_max: int | None = None) -> list[Record]:
+    """The records in `body`, the unpacked bytes after the header.
+
+    With `bytes_max`, raises RecordTooLarge before it makes headers that take more memory than that.
+    """
+    return list(iterate_body(header, body, bytes_max))
 
 
-def iterate_body(header: BatchHeader, body: memoryview) -> Iterator[Record]:
-    """The same one after the other, for who needs to look at each only once."""
-    reader = _Reader(header.base_offset, body)
+def iterate_body(header: BatchHeader, body: memoryview, bytes_max: int | None = None) -> Iterator[Record]:
+    """The same one after the other, for callers that look at each record only once."""
+    reader = _Reader(header.base_offset, body, bytes_max)
     last_offset_delta = -1
     for _ in range(header.record_count):
         offset_delta, record = reader.record(header)
@@ -180,8 +193,10 @@ def _write_bytes(out: bytearray, value: bytes | None) -> None:
 class _Reader:
     """A position in the records of one batch."""
 
-    def __init__(self, base_offset: int, body: memoryview) -> None:
+    def __init__(self, base_offset: int, body: memoryview, bytes_max: int | None) -> None:
         self.base_offset = base_offset
+        self.bytes_max = bytes_max
+        self.headers_left = len(body) if bytes_max is None else headers_max(bytes_max)
         # Bytes are looked up and cut in half the time that a view takes; a large body is not copied for it.
         self.body = bytes(body) if len(body) <= _COPIED_BYTES_MAX else body
         self.position = 0
@@ -218,6 +233,9 @@ class _Reader:
         count = self.varint(bits=32)
         if count < 0 or count > len(self.body) - self.position:
             raise self.damaged(f"header count {count}")
+        self.headers_left -= count
+        if self.headers_left < 0 and self.bytes_max is not None:
+            raise too_many_headers(self.bytes_max)
         return tuple(self.header() for _ in range(count))
 
     def header(self) -> Header:

@@ -48,15 +48,19 @@ class ProduceRequest:
     topics: list[ProduceTopic]
 
 
+class TooManyEntries(WireError):
+    """A request has more entries than its reader takes."""
+
+
 class _Reader:
     """A position in a frame; every read checks that the bytes are there."""
 
     __slots__ = ("entries_left", "position", "view")
 
-    def __init__(self, view: memoryview, position: int) -> None:
+    def __init__(self, view: memoryview, position: int, entries_max: int) -> None:
         self.view = view
         self.position = position
-        self.entries_left = REQUEST_ENTRIES_MAX
+        self.entries_left = entries_max
 
     def take(self, size: int) -> memoryview:
         end = self.position + size
@@ -110,7 +114,7 @@ class _Reader:
     def _bounded(self, size: int) -> int:
         self.entries_left -= size
         if self.entries_left < 0:
-            raise WireError("A Produce request has more entries than are taken: send fewer batches at a time.")
+            raise TooManyEntries("A Produce request has more entries than are taken: send fewer batches at a time.")
         return size
 
     def records(self, flexible: bool) -> memoryview | None:
@@ -124,10 +128,10 @@ class _Reader:
                 self.take(self.varint())
 
 
-def read_produce_request(frame: memoryview, version: int) -> ProduceRequest:
-    """Read a frame (without its size) whose head says Produce, version 3 to 12."""
+def read_produce_request(frame: memoryview, version: int, *, entries_max: int = REQUEST_ENTRIES_MAX) -> ProduceRequest:
+    """Read a frame (without its size) whose head says Produce, version 3 to 12. Raises TooManyEntries, a WireError."""
     flexible = version >= _PRODUCE_FLEXIBLE
-    reader = _Reader(frame, _HEAD_BYTES)
+    reader = _Reader(frame, _HEAD_BYTES, entries_max)
     client_id = reader.string_or_none(flexible=False)  # the client id keeps its old layout in every header
     reader.skip_tags(flexible)
     transactional_id = reader.string_or_none(flexible)

@@ -16,7 +16,7 @@ from kio.static.protocol import Entity, RequestPayload, ResponsePayload
 from semel.errors import WireError
 from semel.wire.api import Api, VersionRange
 from semel.wire.messages import Plain, request_schema, response_type_for
-from semel.wire.shape import REQUEST_ENTRIES_MAX, check_shape, nested_entity
+from semel.wire.shape import REQUEST_ENTRIES_MAX, REQUEST_TEXT_BYTES_MAX, check_shape, nested_entity
 from semel.wire.writing import write_frame
 
 # What the embedded broker answers. Versions with topic ids in Produce and Fetch would bring a second way to name a
@@ -69,6 +69,14 @@ SERVER_VERSIONS: Final[Mapping[Api, VersionRange]] = {
     Api.DESCRIBE_TOPIC_PARTITIONS: VersionRange(0, 0),
 }
 
+# Entries with many fields take longer to read than others, and nobody needs so many of them at once.
+_ENTRIES_MAX: Final[Mapping[Api, int]] = {
+    Api.CREATE_ACLS: 5_000,
+    Api.DELETE_ACLS: 5_000,
+    Api.ALTER_CONFIGS: 10_000,
+    Api.INCREMENTAL_ALTER_CONFIGS: 10_000,
+}
+
 _HEAD: Final = struct.Struct(">hhi")
 _UNREADABLE: Final = (WireError, SerialError, ValueError, IndexError, OverflowError, struct.error)
 
@@ -88,7 +96,13 @@ def decode_request(frame: bytes, api: Api, version: int) -> tuple[str | None, An
     """The client id and the request in a frame (without its size) whose head was read before."""
     schema = request_schema(api, version)
     try:
-        checked = check_shape(frame, schema.__header_schema__, schema, entries_max=REQUEST_ENTRIES_MAX)
+        checked = check_shape(
+            frame,
+            schema.__header_schema__,
+            schema,
+            entries_max=_ENTRIES_MAX.get(api, REQUEST_ENTRIES_MAX),
+            text_bytes_max=REQUEST_TEXT_BYTES_MAX,
+        )
         header, header_bytes = entity_reader(schema.__header_schema__)(checked, 0)
         # Bytes after the end are left alone, as Kafka does: librdkafka's Metadata request has three of them.
         request, _ = entity_reader(schema)(checked, header_bytes)

@@ -22,6 +22,10 @@ REQUEST_ENTRIES_MAX: Final = 25_000
 names would cost gigabytes and stop all others for minutes. The most partitions that Kafka creates at once are 10,000,
 and these fit in with their replicas."""
 
+REQUEST_TEXT_BYTES_MAX: Final = 32_767
+"""A text of a request in any version: the older layouts had no room for more, and names of megabytes only fill
+the memory."""
+
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _VARINT_BYTES_MAX: Final = 5
@@ -49,10 +53,11 @@ Frame = bytes | bytearray | memoryview
 class Walk:
     """One message under way: how many entries it may still have, and which parts of it kio must not see."""
 
-    __slots__ = ("data", "entries_left", "unknown_tags")
+    __slots__ = ("data", "entries_left", "text_bytes_max", "unknown_tags")
 
-    def __init__(self, data: Frame, entries_max: int) -> None:
+    def __init__(self, data: Frame, entries_max: int, text_bytes_max: int) -> None:
         self.data = data
+        self.text_bytes_max = text_bytes_max
         self.entries_left = entries_max
         self.unknown_tags: list[tuple[int, int, bytes]] = []
         """Where a list of tags begins and ends, and the bytes that are to take its place."""
@@ -77,9 +82,11 @@ Step = Callable[[Walk, int], int]
 """Takes the position of a field and returns the one behind it."""
 
 
-def check_shape(frame: Frame, header: type[Any], payload: type[Any], *, entries_max: int) -> Frame:
+def check_shape(
+    frame: Frame, header: type[Any], payload: type[Any], *, entries_max: int, text_bytes_max: int | None = None
+) -> Frame:
     """The frame, fit to be decoded: as it is, or without the tags that are not known. Raises WireError."""
-    walk = Walk(frame, entries_max)
+    walk = Walk(frame, entries_max, len(frame) if text_bytes_max is None else text_bytes_max)
     try:
         end = _step_over(payload)(walk, _step_over(header)(walk, 0))
     except (IndexError, struct.error):
@@ -167,12 +174,19 @@ def _over_field(field: dataclasses.Field[Any], is_flexible: bool) -> Step:
 
 def _over_text_or_bytes(kind: str, is_flexible: bool) -> Step:
     if is_flexible:
-        return _over_compact
+        return _over_compact if kind in _BYTES_KINDS else _over_compact_string
     return _over_bytes if kind in _BYTES_KINDS else _over_string
 
 
 def _over_compact(walk: Walk, at: int) -> int:
     size, at = _varint(walk.data, at)
+    return at + size - 1 if size else at
+
+
+def _over_compact_string(walk: Walk, at: int) -> int:
+    size, at = _varint(walk.data, at)
+    if size - 1 > walk.text_bytes_max:
+        raise WireError(f"It has a text of {size - 1:,} bytes; at most {walk.text_bytes_max:,} are taken.")
     return at + size - 1 if size else at
 
 
@@ -260,7 +274,7 @@ def _over_tags_there(walk: Walk, begin: int, known: Mapping[int, Step]) -> int:
         tag, at = _varint(data, at)
         size, at = _varint(data, at)
         if tag in known:
-            content = Walk(bytes(data[at : at + size]), walk.entries_left)
+            content = Walk(bytes(data[at : at + size]), walk.entries_left, walk.text_bytes_max)
             if known[tag](content, 0) != size:
                 raise WireError("A tag does not have the size that it announces.")
             walk.entries_left = content.entries_left
