@@ -12,9 +12,10 @@ from typing import Any, cast
 from handler_calls import _make as make_entity
 from kio.index import load_request_schema
 
-from semel.broker.context import RequestContext
+from semel.broker.context import Encoded, RequestContext
 from semel.broker.dispatch import handler_for
 from semel.broker.durability import Fsync
+from semel.broker.pacing import finish_now
 from semel.broker.state import Broker, BrokerOptions
 from semel.wire.api import Api
 from semel.wire.messages import decode_response, encode_request, response_type_for
@@ -57,11 +58,12 @@ class Asker:
         reply = handler_for(api)(self.broker, context, decoded)
         if inspect.isawaitable(reply):
             reply = await asyncio.wait_for(reply, 5)
-        return decode_response(response_type_for(request), b"".join(encode_response(cast(Any, reply), 7))[4:])
+        pieces = reply.pieces if isinstance(reply, Encoded) else encode_response(cast(Any, reply), 7)
+        return decode_response(response_type_for(request), b"".join(pieces)[4:])
 
     async def pass_time(self, ms: int) -> None:
         self.clock.time_ms += ms
-        self.broker.groups.tick()
+        finish_now(self.broker.groups.tick())
         await self.broker.transactions.tick()
         await asyncio.sleep(0)
 

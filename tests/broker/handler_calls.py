@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import inspect
 import random
 from collections.abc import Mapping
 from datetime import timedelta
@@ -18,6 +20,8 @@ from semel.broker.acls import AllowAll, Authorizer
 from semel.broker.configs import BrokerSettings, topic_settings
 from semel.broker.context import Encoded, RequestContext
 from semel.broker.dispatch import handler_for
+from semel.broker.durability import Durability, Fsync
+from semel.broker.pacing import Slices, SlowLane
 from semel.broker.state import Broker
 from semel.broker.topics import Topic, TopicStore
 from semel.core.partition_log import PartitionLog
@@ -57,9 +61,11 @@ class SmallBroker:
         self.settings = BrokerSettings({name.replace("_", "."): value for name, value in configs.items()})
         self.options = SimpleNamespace(data=Path(data))
         self.authorizer: Authorizer = AllowAll()
+        self.storage_errors: list[Exception] = []
+        self.durability = Durability(Fsync.NEVER, self.storage_errors.append, in_thread=False)
+        self.lane = SlowLane()
         self.leader_epoch = 0
         self.partitions: dict[tuple[str, int], SmallPartition] = {}
-        self.storage_errors: list[Exception] = []
         source = random.Random(1)
         self.topics = TopicStore(self.meta, self, new_id=lambda: UUID(int=source.getrandbits(128), version=4))
 
@@ -81,14 +87,16 @@ class SmallBroker:
             self.topics.decide_create(name, self.settings, partition_count=partition_count, configs=texts)
         )
 
-    def on_created(self, topic: Topic) -> None:
-        self.on_grown(topic, 0)
+    def on_created(self, topic: Topic) -> Slices[None]:
+        return self.on_grown(topic, 0)
 
-    def on_grown(self, topic: Topic, first_new: int) -> None:
+    def on_grown(self, topic: Topic, first_new: int) -> Slices[None]:
+        yield
         for index in range(first_new, topic.partition_count):
             self.partitions[topic.name, index] = SmallPartition(topic_settings(topic.configs, self.settings).log)
 
-    def on_deleted(self, topic: Topic) -> None:
+    def on_deleted(self, topic: Topic) -> Slices[None]:
+        yield
         for index in range(topic.partition_count):
             del self.partitions[topic.name, index]
 
@@ -107,10 +115,16 @@ def ask(broker: SmallBroker, api: Api, version: int, /, *, principal: str = "Use
     connection = cast(Any, None)
     context = RequestContext(connection, principal, "127.0.0.1", client_id, version, 7)
     reply = handler_for(api)(cast(Broker, broker), context, decoded)
+    if inspect.isawaitable(reply):
+        reply = asyncio.run(_awaited(reply))
     pieces = reply.pieces if isinstance(reply, Encoded) else encode_response(cast(Any, reply), 7)
     answer = b"".join(pieces)
     assert int.from_bytes(answer[:4]) == len(answer) - 4
     return decode_response(response_type_for(request), answer[4:])
+
+
+async def _awaited(reply: Any) -> Any:
+    return await reply
 
 
 def _make(entity: Any, values: Mapping[str, Any]) -> Any:

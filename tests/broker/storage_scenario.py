@@ -14,7 +14,7 @@ from semel.broker.storage.partition import Partition
 from semel.broker.storage.recovery import replay_stored
 from semel.core.partition_log import PartitionLog
 from semel.records.control import MarkerKind
-from semel.records.layout import iter_batches, read_header
+from semel.records.layout import HEADER_BYTES, iter_batches, read_header
 from semel.testing.simulated_disk import SimulatedDisk
 
 SETTINGS = LogSettings(segment_bytes=400, index_interval_bytes=100, retention_ms=-1, retention_bytes=1200)
@@ -34,8 +34,12 @@ class Promises:
 class Scenario:
     """Appends of idempotent and transactional producers, syncs, deletions and restarts, chosen by a seed."""
 
-    def __init__(self, disk: SimulatedDisk, seed: int, *, settings: LogSettings = SETTINGS) -> None:
+    def __init__(
+        self, disk: SimulatedDisk, seed: int, *, settings: LogSettings = SETTINGS, stages: bool = False
+    ) -> None:
+        """`stages`: half of the batches are staged, as large ones are, and others are appended meanwhile."""
         self.disk = disk
+        self.stages = stages
         self.settings = settings
         self.promises = Promises()
         self.errors = 0
@@ -70,7 +74,7 @@ class Scenario:
             self.promises.synced_end = self.partition.checkpoint.recovery_point
         self._partition = Partition(OpenFiles(self.disk), PATH, "topic", 0, self.settings, now_ms=0)
 
-    def _append(self, producer_id: int | None = None) -> None:
+    def _append(self, producer_id: int | None = None, *, may_stage: bool = True) -> None:
         producer_id = self._chance.randrange(3) if producer_id is None else producer_id
         sequence = self._sequences.get(producer_id, 0)
         values = [self._chance.randbytes(self._chance.randrange(60)) for _ in range(self._chance.randrange(1, 4))]
@@ -82,8 +86,19 @@ class Scenario:
             transactional=producer_id >= 10,
             keys=[b"%d" % self._chance.randrange(5) for _ in values],
         )
+        header, staged = read_header(batch), None
+        if self.stages and may_stage and self._chance.random() < 0.5:
+            staged = self.partition.stage(header, now_ms=0)
+            assert staged is not None
+            staged.write(memoryview(batch)[HEADER_BYTES:], HEADER_BYTES)
+            if self._chance.random() < 0.5:
+                self._append(3, may_stage=False)
         self.promises.tried.append((self.partition.log_end_offset, bytes(batch[16:])))
-        appended = self.partition.append(batch, read_header(batch), now_ms=0)
+        try:
+            appended = self.partition.append(batch, header, now_ms=0, staged=staged)
+        finally:
+            if staged is not None:
+                staged.discard()
         self.promises.acknowledged_end = appended.last_offset + 1
         self._sequences[producer_id] = sequence + len(values)
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kio.schema.errors import ErrorCode
 
 from semel.broker import acls
 from semel.broker.acls import AclBinding, AclFilter, AllowAll, Authorizer, Operation, PatternType, Permission
 from semel.broker.acls import ResourceType as Type
+from semel.core.refusal import Refused
 
 
 @dataclass(frozen=True)
@@ -248,3 +250,32 @@ def test_without_an_authorizer_everything_is_allowed() -> None:
     assert not authorizer.is_configured
     assert authorizer.allows(Client(), Operation.ALTER, Type.CLUSTER, "kafka-cluster")
     assert authorizer.allows_any(Client(), Operation.WRITE, Type.TOPIC)
+
+
+def test_no_more_rules_are_taken_than_the_settings_allow() -> None:
+    """Each change writes all of them, and all are held in memory. What is refused is refused whole, with a reason."""
+    store = MemoryMeta()
+    authorizer = Authorizer(store=store, rules_max=10)
+    some = [AclBinding(Type.TOPIC, f"t{number}") for number in range(8)]
+    authorizer.add(some)
+    more = [AclBinding(Type.TOPIC, f"more-{number}") for number in range(3)]
+    with pytest.raises(Refused, match=r"semel\.acls\.max") as refused:
+        authorizer.add([*some, *more])
+    assert refused.value.code is ErrorCode.policy_violation
+    assert authorizer.bindings == set(some)
+    authorizer.add([*some, *more[:2]])
+    authorizer.remove([AclFilter(name="t0")])
+    authorizer.add(more)
+    assert authorizer.bindings == {*some[1:], *more}
+    again = Authorizer(store=store, rules_max=1)
+    assert again.bindings == authorizer.bindings, "a lower cap must not forget a rule that is in force"
+
+
+def test_rules_with_long_names_take_more_of_the_memory() -> None:
+    """Ten thousand names of 30 kB each would be 300 MB."""
+    authorizer = Authorizer(bytes_max=100_000)
+    authorizer.add([AclBinding(Type.TOPIC, f"{number}-" + "n" * 30_000) for number in range(1)])
+    with pytest.raises(Refused, match="None was added"):
+        authorizer.add([AclBinding(Type.TOPIC, "x" * 30_000)])
+    authorizer.remove([AclFilter()])
+    authorizer.add([AclBinding(Type.TOPIC, "x" * 30_000)])

@@ -92,6 +92,8 @@ def test_tls_files_go_to_the_listeners_that_use_them(tmp_path: Path) -> None:
     assert (ssl.client_auth, sasl_ssl.client_auth) == ("required", "none")
 
 
+_CERTIFICATE = ["--tls-certificate", "c.pem"]
+_AUTHORITY = ["--tls-client-authority", "ca.pem"]
 WRONG = {
     "no value": (["--config", "num.partitions"], "KEY=VALUE"),
     "no number": (["--config", "num.partitions=many"], "num.partitions"),
@@ -102,6 +104,24 @@ WRONG = {
     "two ways": (["--listener", "PLAINTEXT://127.0.0.1:0", "--port", "1"], "one or the other"),
     "no certificate": (["--listener", "SSL://127.0.0.1:0"], "--tls-certificate"),
     "unused certificate": (["--tls-certificate", "c.pem"], "No listener would use the certificate"),
+    "unused key": (["--tls-key", "k.pem"], "--tls-certificate"),
+    "client certificates without TLS": (["--client-auth", "required"], "protects nothing"),
+    "client certificates on SASL_SSL": (
+        ["--listener", "SASL_SSL://127.0.0.1:0", *_CERTIFICATE, *_AUTHORITY, "--client-auth", "required"],
+        "protects nothing",
+    ),
+    "an authority that nobody asks for": (
+        ["--listener", "SSL://127.0.0.1:0", *_CERTIFICATE, *_AUTHORITY],
+        "add --client-auth required",
+    ),
+    "an authority and no certificates": (
+        ["--listener", "SSL://127.0.0.1:0", *_CERTIFICATE, *_AUTHORITY, "--client-auth", "none"],
+        "add --client-auth required",
+    ),
+    "client certificates without an authority": (
+        ["--listener", "SSL://127.0.0.1:0", *_CERTIFICATE, "--client-auth", "requested"],
+        "needs the authority",
+    ),
     "unused users": (["--users", "users.txt"], "No listener would ask for a login"),
     "unknown mechanism": (
         ["--listener", "SASL_PLAINTEXT://127.0.0.1:0", "--sasl-mechanisms", "GSSAPI"],

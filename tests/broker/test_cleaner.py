@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -11,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from storage_samples import PATH, SMALL, compact, make_batch, open_on, read_all
 
+from semel.broker.storage import cleaner
 from semel.broker.storage.cleaner import plan_cleaning
 from semel.broker.storage.failures import DamagedLog
 from semel.broker.storage.partition import Partition
 from semel.broker.storage.segment import SNAPSHOT_SUFFIX
 from semel.core.partition_log import AbortedTransaction
-from semel.records.layout import BatchHeader, read_header
-from semel.records.reference import Record, decode_batch, encode_batch
+from semel.records.compression import compress
+from semel.records.layout import HEADER_BYTES, LENGTH_FIELD_END, BatchHeader, read_header, write_header
+from semel.records.reference import Record, decode_batch, encode_batch, varint_bytes
 from semel.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 
 COMPACT = replace(
@@ -50,6 +53,13 @@ def put_transaction(partition: Partition, producer_id: int, sequence: int, kind:
     partition.append(batch, read_header(batch), now_ms=0)
     if kind == "commit" or kind == "abort":
         partition.append_marker(kind, producer_id=producer_id, producer_epoch=0, coordinator_epoch=0, now_ms=0)
+
+
+def sync(partition: Partition) -> None:
+    unsynced = partition.dirty_files()
+    if unsynced is not None:
+        unsynced.sync()
+        partition.mark_synced(unsynced)
 
 
 def table_of(partition: Partition) -> dict[bytes, tuple[int, bytes | None]]:
@@ -355,3 +365,73 @@ def test_a_crash_at_any_operation_of_a_compaction_changes_no_latest_value(seed: 
         assert not [path for path in after.paths() if path.endswith((".cleaned", ".swap", ".tmp"))]
     else:
         pytest.fail("the compaction never finished")
+
+
+def test_a_batch_of_millions_of_records_is_compacted_in_little_memory() -> None:
+    """A few kilobytes with millions of records took 900 MB, and everybody else waited for a second."""
+    partition = open_on(SimulatedDisk(), COMPACT)
+    count = 300_000
+    body = bytearray()
+    for offset in range(count):
+        fields = b"\0\0" + varint_bytes(offset) + b"\2k\2v\0"
+        body += varint_bytes(len(fields)) + fields
+    packed = bytes(compress("zstd", body))
+    header = read_header(encode_batch([Record(0, 0, b"k", b"v")], compression="zstd"))
+    batch = bytearray(HEADER_BYTES) + packed
+    ends = {"batch_length": len(batch) - LENGTH_FIELD_END, "last_offset_delta": count - 1, "record_count": count}
+    write_header(batch, header._replace(**ends))
+    del body
+    partition.append(batch, read_header(batch), now_ms=0)
+    put_keys(partition, (b"k", b"last"))
+    partition.roll(0)
+    sync(partition)
+    cleaning = plan_cleaning(partition, 0, ignore_ratio=True)
+    assert cleaning is not None
+    tracemalloc.start()
+    try:
+        cleaning.run()
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert cleaning.finish()
+    assert table_of(partition) == {b"k": (count, b"last")}
+
+
+def test_more_keys_than_can_be_remembered_are_compacted_in_several_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client can send keys without end. Each cleaning takes as many as fit, and the next goes on from there."""
+    monkeypatch.setattr(cleaner, "_KEYS_BYTES_MAX", 20 * 160)
+    partition = open_on(SimulatedDisk(), COMPACT)
+    for number in range(120):
+        put_keys(partition, (b"key-%d" % (number % 50), b"%d" % number), (b"key-%d" % (number % 7), b"%d" % number))
+    partition.roll(0)
+    sync(partition)
+    expected = table_of(partition)
+    rounds = 0
+    while (cleaning := plan_cleaning(partition, 0, ignore_ratio=True)) is not None:
+        cleaning.run()
+        assert cleaning.finish()
+        assert table_of(partition) == expected
+        sync(partition)
+        rounds += 1
+    assert rounds > 5
+    assert sum(header.record_count for header, _ in partition.batches()) == len(expected)
+
+
+def test_a_batch_with_more_keys_than_can_be_remembered_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is looked at once, with a warning, and not again with every round of the cleaner."""
+    monkeypatch.setattr(cleaner, "_KEYS_BYTES_MAX", 20 * 160)
+    partition = open_on(SimulatedDisk(), COMPACT)
+    put_keys(partition, *((b"key-%d" % number, b"v") for number in range(100)))
+    put_keys(partition, (b"key-1", b"w"))
+    partition.roll(0)
+    sync(partition)
+    expected = table_of(partition)
+    cleaning = plan_cleaning(partition, 0, ignore_ratio=True)
+    assert cleaning is not None
+    cleaning.run()
+    assert not cleaning.finish()
+    assert "is not compacted from offset 0 on" in caplog.text
+    assert plan_cleaning(partition, 0, ignore_ratio=True) is None
+    assert table_of(partition) == expected

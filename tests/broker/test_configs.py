@@ -161,10 +161,12 @@ def test_a_wrong_broker_config_fails_the_start(config: dict[str, str], words: st
 
 def test_an_unknown_broker_config_is_accepted_and_told(caplog: pytest.LogCaptureFixture) -> None:
     """A file written for Kafka works, but a misspelt name does not vanish in silence."""
-    settings = BrokerSettings({"num.io.threads": 8, "num.partition": 3})
+    settings = BrokerSettings({"num.io.threads": 8, "my.plugin.option": 3})
     settings.warn_of_unknown()
-    assert settings.unknown == ("num.io.threads", "num.partition")
-    assert "num.io.threads, num.partition" in caplog.text
+    assert settings.unknown == ("my.plugin.option", "num.io.threads")
+    assert "my.plugin.option, num.io.threads" in caplog.text
+    with pytest.raises(ConfigError, match="did you mean"):
+        BrokerSettings({"num.partition": 3}).warn_of_unknown()
 
 
 def test_entries_of_a_topic_tell_where_each_value_comes_from() -> None:

@@ -109,6 +109,36 @@ def test_an_expression_sees_only_topics_that_the_client_may_describe() -> None:
     assert [part.topic_id for part in joined.assignment.topic_partitions] == [seen.topic_id]
 
 
+def test_an_expression_that_two_members_share_shows_each_what_it_may_describe() -> None:
+    """It is resolved with the rights of one member; the other gets no id of a topic that is hidden from it."""
+    broker = GroupBroker()
+    seen, hidden = broker.new_topic("orders-seen", 4), broker.new_topic("orders-hidden", 4)
+    broker.authorizer = allow(
+        (Operation.READ, ResourceType.GROUP, "g"), (Operation.DESCRIBE, ResourceType.TOPIC, "orders-seen")
+    )
+    whole_right = [
+        AclBinding(ResourceType.GROUP, "g", principal="User:boss", operation=Operation.READ),
+        AclBinding(ResourceType.TOPIC, "*", principal="User:boss", operation=Operation.DESCRIBE),
+    ]
+    broker.authorizer.add(whole_right)
+    fields = {**JOIN, "subscribed_topic_names": None, "subscribed_topic_regex": "orders-.*"}
+    boss = ask(broker, HEARTBEAT, 1, principal="User:boss", **{**fields, "member_id": "boss"})
+    assert {part.topic_id for part in boss.assignment.topic_partitions} == {seen.topic_id, hidden.topic_id}
+    ask(broker, HEARTBEAT, 1, principal="User:ann", **fields)
+    boss = ask(
+        broker, HEARTBEAT, 1, principal="User:boss", group_id="g", member_id="boss", member_epoch=1, topic_partitions=[]
+    )
+    assert boss.error_code is ErrorCode.none
+    ann = ask(
+        broker, HEARTBEAT, 1, principal="User:ann", group_id="g", member_id="m", member_epoch=2, topic_partitions=[]
+    )
+    assert ann.error_code is ErrorCode.none
+    assert hidden.topic_id not in [part.topic_id for part in ann.assignment.topic_partitions]
+    described = broker.groups.consumer_groups.describe("g")
+    [of_ann] = [member for member in described.members if member.member_id == "m"]
+    assert hidden.topic_id in of_ann.assigned, "otherwise nothing had to be hidden"
+
+
 def test_rights_on_the_group_and_on_named_topics_are_needed() -> None:
     """Without them nothing is changed."""
     broker = GroupBroker()

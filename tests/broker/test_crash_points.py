@@ -17,19 +17,20 @@ SEED = int(os.environ["SEMEL_SEED"])
 STEPS = 30
 
 
-def operations_of(seed: int) -> int:
+def operations_of(seed: int, *, stages: bool) -> int:
     disk = SimulatedDisk()
-    Scenario(disk, seed).run(STEPS)
+    Scenario(disk, seed, stages=stages).run(STEPS)
     return disk.operations
 
 
 @pytest.mark.parametrize("power_cut", [False, True], ids=["killed", "power cut"])
+@pytest.mark.parametrize("stages", [False, True], ids=["small batches", "large batches"])
 @pytest.mark.parametrize("seed", [1, 2, SEED])
-def test_a_crash_at_any_operation_keeps_what_was_promised(seed: int, power_cut: bool) -> None:
+def test_a_crash_at_any_operation_keeps_what_was_promised(seed: int, stages: bool, power_cut: bool) -> None:
     """kill -9 loses nothing acknowledged, a power cut nothing synced; producers and transactions agree with the log."""
-    for crash_at in range(3, operations_of(seed)):
+    for crash_at in range(3, operations_of(seed, stages=stages)):
         disk = SimulatedDisk(crash_at=crash_at, seed=crash_at)
-        scenario = Scenario(disk, seed)
+        scenario = Scenario(disk, seed, stages=stages)
         with pytest.raises(SimulatedCrash):
             scenario.run(STEPS)
         for chance in range(2 if power_cut else 1):
@@ -55,12 +56,19 @@ def test_a_crash_during_recovery_does_no_harm() -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(0, 10**6), st.integers(0, 60), st.sampled_from([errno.EIO, errno.ENOSPC, errno.EACCES]))
-@example(85, 38, errno.EIO)
-def test_an_operation_that_fails_at_any_time_loses_nothing_acknowledged(seed: int, fail_at: int, code: int) -> None:
+@given(
+    st.integers(0, 10**6),
+    st.integers(0, 60),
+    st.sampled_from([errno.EIO, errno.ENOSPC, errno.EACCES]),
+    st.booleans(),
+)
+@example(85, 38, errno.EIO, False)
+def test_an_operation_that_fails_at_any_time_loses_nothing_acknowledged(
+    seed: int, fail_at: int, code: int, stages: bool
+) -> None:
     """A disk error is told to whoever asked; after a restart everything acknowledged is there."""
     disk = SimulatedDisk(fail_at={fail_at + 5: code})  # the scenario's own operations and the first segment come before
-    scenario = Scenario(disk, seed)
+    scenario = Scenario(disk, seed, stages=stages)
     scenario.run(20)
     check(disk.reboot(power_cut=False), scenario.promises, power_cut=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
 import time
 import zlib
@@ -168,7 +169,7 @@ def test_expressions_that_never_end_are_matched_or_refused_at_once(pattern: str,
 
 
 def test_metadata_of_members_and_commits_is_bounded(on_host: OnHost) -> None:
-    """50 MB of either would be kept in memory and logged again with each change of the group."""
+    """Megabytes of either would be kept in memory and logged again with each change of the group."""
 
     async def work(host: HostileHost, world: World) -> None:
         before = rss_bytes()
@@ -177,7 +178,7 @@ def test_metadata_of_members_and_commits_is_bounded(on_host: OnHost) -> None:
             "session_timeout": 10_000,
             "member_id": "",
             "protocol_type": "consumer",
-            "protocols": [{"name": "range", "metadata": bytes(50 << 20)}],
+            "protocols": [{"name": "range", "metadata": bytes(10 << 20)}],
         }
         joined = await host.ask(Api.JOIN_GROUP, 0, **join)
         assert joined.error_code is ErrorCode.unknown_server_error
@@ -286,6 +287,38 @@ def test_a_batch_that_unpacks_to_very_much_is_refused(on_host: OnHost) -> None:
             check_batch(memoryview(batch), host.broker.topic_settings("compacted"), 9)
         assert rss_bytes() - before < 100 << 20
         assert time.monotonic() - began < SECONDS_MAX
+
+    on_host(work)
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_request_that_is_cancelled_before_its_first_step_leaves_nothing_behind(
+    is_long: bool, on_host: OnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory stayed noted, its connection busy, and the coroutine of its answer was never awaited."""
+    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1}
+    fetch = {"replica_id": -1, "max_wait": 60_000, "min_bytes": 1 << 20, "max_bytes": 1 << 20, "isolation_level": 0}
+    waits = with_size(body_of(Api.FETCH, 4, **fetch, topics=[{"topic": "orders", "partitions": [part]}]))
+    listed = with_size(body_of(Api.LIST_GROUPS, 0))
+
+    async def work(host: HostileHost, world: World) -> None:
+        tasks: list[asyncio.Task[None]] = []
+        waited = host.broker.request_waits
+        monkeypatch.setattr(host.broker, "request_waits", lambda task: (tasks.append(task), waited(task)))
+        before = host.broker.held_memory.total_bytes
+        client = SocketlessConnection(host.broker)
+        client.receive(listed if is_long else waits)
+        (task,) = tasks
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+        assert not client.is_busy
+        gc.collect()  # a coroutine that was not awaited is an error here
+        client.receive(with_size(body_of(Api.API_VERSIONS, 0)))
+        assert client.sent
+        client.close()
+        assert host.broker.held_memory.total_bytes == before
 
     on_host(work)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from kio.schema.errors import ErrorCode
 from prometheus_client.parser import text_string_to_metric_families
 
 import semel
-from semel.broker.metrics_page import serve_metrics
+from semel.broker.metrics_page import Family, Kind, serve_metrics, write_page
+from semel.broker.pacing import finish_now
 from semel.errors import ConfigError
 from semel.records.reference import Record, encode_batch
 from semel.testing.embedded import EmbeddedBroker
@@ -136,6 +138,24 @@ def test_repeats_gaps_and_fences_have_names_of_their_own(broker: EmbeddedBroker,
     seen = values(port)
     assert [seen[name,] for name in names] == [1, 1, 1]
     assert seen["records_appended_total",] == 1
+
+
+def test_a_page_in_pieces_says_the_same_as_one_at_once() -> None:
+    """Thousands of values are written a few at a time; a reader must not notice, whatever is in the labels."""
+    values = {(f'a\\b"c\n{number}', str(number)): number / 3 for number in range(1_000)}
+    for kind in (Kind.GAUGE, Kind.COUNTER):
+        family = Family(kind, "many", "Many.", values, ("topic", "partition"))
+        parts = [replace(family, values=dict([item])) for item in values.items()]
+        (read,) = text_string_to_metric_families(finish_now(write_page([family])).decode())
+        expected = [
+            sample
+            for part in parts
+            for one in text_string_to_metric_families(finish_now(write_page([part])).decode())
+            for sample in one.samples
+        ]
+        assert read.samples == expected
+    slices = sum(1 for _ in write_page([family]))
+    assert slices >= 3, "others have no turn"
 
 
 def test_only_the_metrics_can_be_read(port: int) -> None:

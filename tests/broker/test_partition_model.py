@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from storage_samples import SMALL, make_batch, open_on
 
+from semel.broker.pacing import finish_now
 from semel.broker.storage.partition import Partition
 from semel.records.layout import iter_batches, read_header
 from semel.testing.simulated_disk import SimulatedDisk
@@ -100,7 +101,7 @@ class PartitionMachine(RuleBasedStateMachine):
             for offset in range(max(base, start), last + 1):
                 if largest - (last - offset) >= timestamp_ms and expected is None:
                     expected = (largest - (last - offset), offset)
-        assert self.partition.offset_for_timestamp(timestamp_ms) == expected
+        assert finish_now(self.partition.offset_for_timestamp(timestamp_ms)) == expected
 
     @invariant()
     def the_offsets_agree(self) -> None:

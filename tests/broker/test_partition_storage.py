@@ -14,6 +14,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 from storage_samples import PATH, SMALL, Read, make_batch, open_on, put, read_all, values_of
 
+from semel.broker.pacing import finish_now
 from semel.broker.storage.disk import RealDisk
 from semel.broker.storage.failures import StorageError
 from semel.broker.storage.log_file import OpenFiles
@@ -283,16 +284,16 @@ def test_offsets_are_found_by_timestamp_even_when_clocks_jump_back() -> None:
         put(partition, [b"x"], timestamp_ms=timestamp_ms)
     for wanted in range(95):
         first = next((n for n, t in enumerate(times) if t >= wanted), None)
-        assert partition.offset_for_timestamp(wanted) == (None if first is None else (times[first], first))
-    assert partition.max_timestamp() == (90, 5)
+        assert finish_now(partition.offset_for_timestamp(wanted)) == (None if first is None else (times[first], first))
+    assert finish_now(partition.max_timestamp()) == (90, 5)
     partition.delete_records(6)
-    assert partition.max_timestamp() == (90, 7)
+    assert finish_now(partition.max_timestamp()) == (90, 7)
 
 
 def test_an_empty_partition_has_no_timestamps() -> None:
     """ListOffsets on an empty partition finds nothing."""
     partition = open_on(SimulatedDisk())
-    assert (partition.max_timestamp(), partition.offset_for_timestamp(0)) == (None, None)
+    assert (finish_now(partition.max_timestamp()), finish_now(partition.offset_for_timestamp(0))) == (None, None)
 
 
 def test_retention_goes_by_the_times_of_records_and_never_early_after_a_clock_jump() -> None:

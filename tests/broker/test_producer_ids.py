@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +37,41 @@ def test_a_block_is_on_disk_before_its_first_id_is_used() -> None:
     assert meta.files[META_NAME] == written
     assert producer_ids.next_id() == BLOCK_IDS
     assert meta.files[META_NAME] != written
+
+
+@pytest.mark.parametrize("ends", ["at once", "late", "with an error"])
+def test_the_next_block_is_written_ahead_and_no_id_is_given_before(ends: str) -> None:
+    """With half of a block used, another thread writes. If it fails or is slow, the one who needs the block waits."""
+    meta = MemoryMeta()
+    begun: list[tuple[Future[None], Callable[[], None]]] = []
+
+    def end(future: Future[None], write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    def begin(write: Callable[[], None]) -> Future[None]:
+        future = Future[None]()
+        begun.append((future, write))
+        if ends == "with an error":
+            future.set_exception(OSError("No space"))
+        elif ends == "at once":
+            end(future, write)
+        return future
+
+    producer_ids = ProducerIds(meta, begin)
+    half = [producer_ids.next_id() for _ in range(BLOCK_IDS // 2 - 1)]
+    assert not begun
+    half += [producer_ids.next_id() for _ in range(BLOCK_IDS // 2 + 1)]
+    assert len(begun) == 1
+    if ends == "late":
+        threading.Timer(0.05, end, begun[0]).start()
+    following = producer_ids.next_id()
+    assert [*half, following] == list(range(BLOCK_IDS + 1))
+    assert ProducerIds(meta).next_id() == 2 * BLOCK_IDS, "the block of what was given is on the disk"
 
 
 def test_a_full_disk_gives_no_id_and_loses_none() -> None:

@@ -8,6 +8,7 @@ import random
 import pytest
 from storage_samples import PATH, SMALL, Read, make_batch, open_on, put, read_all, values_of
 
+from semel.broker.pacing import finish_now
 from semel.broker.storage.failures import DamagedLog, UnknownLayout
 from semel.broker.storage.log_settings import LogSettings
 from semel.broker.storage.partition import Partition
@@ -122,7 +123,7 @@ def state_of(partition: Partition) -> object:
         partition.log_end_offset,
         {entry.producer_id: (entry.last_sequence, entry.last_data_offset) for entry in partition.log.producers},
         read_all(partition),
-        [partition.offset_for_timestamp(time_ms) for time_ms in (0, 1000, 1001)],
+        [finish_now(partition.offset_for_timestamp(time_ms)) for time_ms in (0, 1000, 1001)],
     )
 
 

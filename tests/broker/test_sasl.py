@@ -18,6 +18,7 @@ from semel.broker.sasl import AuthenticateAnswer, SaslExchange
 from semel.broker.scram import ScramCredential
 from semel.client.config import SecurityConfig
 from semel.client.security import sasl_client
+from semel.core.refusal import Refused
 from semel.errors import AuthenticationFailed, ConfigError, WireError
 from semel.wire import Api, ErrorCode
 
@@ -125,14 +126,15 @@ def test_tokens_without_headers_work(mechanism: str) -> None:
     client = sasl_client(config)
     token: bytes | None = client.first()
     while token is not None:
-        token = client.next(sasl.authenticate_raw(token))
+        answer = sasl.authenticate_raw(token)
+        assert answer is not None
+        token = client.next(answer)
     assert sasl.is_complete
     assert not sasl.expects_raw_tokens
 
     refused = exchange()
     refused.handshake(mechanism, 0)
-    with pytest.raises(WireError, match="login failed"):
-        refused.authenticate_raw(b"\0ann\0wrong")
+    assert refused.authenticate_raw(b"\0ann\0wrong") is None
     assert refused.is_failed
 
 
@@ -387,6 +389,82 @@ def test_a_deleted_user_stays_out_after_a_restart() -> None:
     assert [each.mechanism for each in users.scram_users()["ann"]] == ["SCRAM-SHA-512"]
 
 
+def known_by_both(meta: MemoryMeta) -> CredentialStore:
+    """As a users file makes it: one password for PLAIN and SCRAM."""
+    return CredentialStore(plain={"ann": "secret"}, scram={"ann": "secret"}, store=meta)
+
+
+def test_a_user_whose_scram_credentials_are_deleted_cannot_log_in_by_plain() -> None:
+    """The users file gives one password for both. Deleting it removes the user's access, also after a restart."""
+    meta = MemoryMeta()
+    users = known_by_both(meta)
+    users.change([CredentialChange("ann", "SCRAM-SHA-256", None)])
+    assert log_in(exchange(users=users), "PLAIN").code is ErrorCode.none, "SCRAM-SHA-512 still takes this password"
+    users.change([CredentialChange("ann", "SCRAM-SHA-512", None)])
+    for known in (users, known_by_both(meta)):
+        assert log_in(exchange(users=known), "PLAIN").code is ErrorCode.sasl_authentication_failed
+
+
+def test_a_password_that_scram_no_longer_takes_is_refused_by_plain() -> None:
+    """A password is changed because somebody else may know it. The new one works by every mechanism."""
+    users = known_by_both(MemoryMeta())
+    users.change([salted(mechanism, "new") for mechanism in SCRAM])
+    assert log_in(exchange(users=users), "PLAIN").code is ErrorCode.sasl_authentication_failed
+    assert log_in(exchange(users=users), "PLAIN", password="new").code is ErrorCode.none
+
+
+# -- which names exist -------------------------------------------------------------------------------------------------
+
+
+def challenge(users: CredentialStore, mechanism: str, name: str) -> dict[str, str]:
+    """What anybody is shown who claims to be `name`, without the nonce."""
+    sasl = exchange(users=users)
+    sasl.handshake(mechanism)
+    answer = sasl.authenticate(f"n,,n={name},r=mine".encode())
+    assert answer.code is ErrorCode.none, answer.message
+    parts = dict(part.split("=", 1) for part in answer.token.decode().split(","))
+    del parts["r"]
+    return parts
+
+
+@each_scram
+def test_a_name_that_nobody_has_is_answered_like_a_users(mechanism: str) -> None:
+    """Salt and iterations of the same shape, the same each time and after a restart, and another for each name."""
+    meta = MemoryMeta()
+    users = CredentialStore(scram={"ann": "secret"}, store=meta)
+    known, unknown = challenge(users, mechanism, "ann"), challenge(users, mechanism, "eve")
+    assert known["i"] == unknown["i"]
+    assert len(known["s"]) == len(unknown["s"])
+    assert unknown != challenge(users, mechanism, "eva")
+    again = CredentialStore(scram={"ann": "secret"}, store=meta)
+    assert [challenge(each, mechanism, name) for each in (users, again) for name in ("ann", "eve")] == [
+        known,
+        unknown,
+    ] * 2
+    users.change([CredentialChange("ann", mechanism, None)])
+    users.change([salted(mechanism, "new")])
+    assert challenge(users, mechanism, "eve")["i"] == "8192", "all users have 8192 iterations now"
+
+
+@each_scram
+def test_a_wrong_name_and_a_wrong_password_are_refused_alike(mechanism: str) -> None:
+    """At the same step and in the same words."""
+    refusals: list[tuple[int, str | None]] = []
+    for name in ("ann", "eve"):
+        sasl = exchange()
+        sasl.handshake(mechanism)
+        client = sasl_client(
+            SecurityConfig(protocol="SASL_PLAINTEXT", sasl_mechanism=mechanism, username=name, password="wrong")
+        )
+        final = client.next(sasl.authenticate(client.first()).token)
+        assert final is not None
+        answer = sasl.authenticate(final)
+        assert not sasl.is_complete
+        refusals.append((answer.code, answer.message))
+    assert refusals[0] == refusals[1]
+    assert refusals[0][0] is ErrorCode.sasl_authentication_failed
+
+
 def test_a_full_disk_changes_no_password() -> None:
     """The old one works on, since the new one would be gone after a restart."""
     meta = MemoryMeta()
@@ -428,3 +506,28 @@ def test_the_client_notices_a_broker_that_does_not_know_the_password() -> None:
     with pytest.raises(AuthenticationFailed, match="did not prove"):
         client.next(b"v=" + base64.b64encode(bytes(32)))
     assert right.startswith(b"v=")
+
+
+def test_credentials_that_clients_set_are_bounded_and_deleted_ones_leave_no_trace() -> None:
+    """Users without end filled the memory, and each that was deleted again stayed in the file for ever."""
+    meta = MemoryMeta()
+    users = CredentialStore(plain={"ann": "secret"}, scram={"ann": "secret"}, store=meta, changed_max=3)
+    kept = ScramCredential.from_password("SCRAM-SHA-256", "new", salt=b"salt", iterations=4096)
+    for number in range(20):
+        users.change([CredentialChange(f"user-{number}", "SCRAM-SHA-256", kept)])
+        users.change([CredentialChange(f"user-{number}", "SCRAM-SHA-256", None)])
+    users.change([CredentialChange("ann", "SCRAM-SHA-256", None)])
+    users.change([CredentialChange(f"user-{number}", "SCRAM-SHA-256", kept) for number in range(2)])
+    with pytest.raises(Refused, match=r"semel\.scram\.credentials\.max"):
+        users.change([CredentialChange("one-more", "SCRAM-SHA-256", kept)])
+    again = CredentialStore(plain={"ann": "secret"}, scram={"ann": "secret"}, store=meta, changed_max=0)
+    for store in (users, again):
+        assert sorted(store.scram_users()) == ["ann", "user-0", "user-1"]
+        assert store.scram("ann", "SCRAM-SHA-256") is None
+        assert store.scram("one-more", "SCRAM-SHA-256") is None
+    again.change([CredentialChange("user-0", "SCRAM-SHA-256", None)])  # to delete is allowed at any time
+    with pytest.raises(Refused):
+        again.change([CredentialChange("user-0", "SCRAM-SHA-256", kept)])
+    small = CredentialStore(bytes_max=2_000)
+    with pytest.raises(Refused, match="share"):
+        small.change([CredentialChange("n" * 1_000, "SCRAM-SHA-256", kept)])

@@ -26,6 +26,7 @@ from semel.broker.tls import TlsChannel, TlsFailed, distinguished_name, server_c
 from semel.client.config import ClientConfig, SecurityConfig
 from semel.client.connection import Connection
 from semel.errors import AuthenticationFailed, ConfigError, SemelError, WireError
+from semel.private_files import write_private_text
 from semel.testing.certificates import Certificates, make_certificates
 
 
@@ -38,7 +39,7 @@ class Files:
         self.certificate = folder / "server.pem"
         self.key = folder / "server.key"
         self.certificate.write_text(self.certificates.server.certificate_pem)
-        self.key.write_text(self.certificates.server.key_pem)
+        write_private_text(self.key, self.certificates.server.key_pem)
         self.folder = folder
 
     def listener(self, client_auth: ClientAuth = "none", **fields: str) -> ListenerSettings:
@@ -261,7 +262,7 @@ def test_files_that_are_wrong_are_named(files: Files, tmp_path: Path) -> None:
     empty = tmp_path / "empty.pem"
     empty.write_text("")
     other_key = tmp_path / "other.key"
-    other_key.write_text(make_certificates().server.key_pem)
+    write_private_text(other_key, make_certificates().server.key_pem)
     for fields, words in [
         ({"certificate_path": "absent.pem"}, r"certificate 'absent\.pem' cannot be read \(No such file"),
         ({"key_path": "absent.key"}, r"key of .* 'absent\.key' cannot be read"),
@@ -286,6 +287,7 @@ def test_an_encrypted_key_needs_its_password(files: Files, tmp_path: Path) -> No
     """Without it nobody is asked on the terminal, and a wrong one is not repeated."""
     key = load_pem_private_key(files.key.read_bytes(), None)
     encrypted = tmp_path / "encrypted.key"
+    encrypted.touch(0o600)
     encrypted.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"open")))
     server_context(files.listener(key_path=str(encrypted), key_password="open"))
     with pytest.raises(ConfigError, match="is encrypted"):
@@ -298,7 +300,7 @@ def test_an_encrypted_key_needs_its_password(files: Files, tmp_path: Path) -> No
 def test_key_and_certificate_may_be_in_one_file(files: Files, tmp_path: Path) -> None:
     """As Java's PEM key stores have them."""
     both = tmp_path / "both.pem"
-    both.write_text(files.key.read_text() + files.certificate.read_text())
+    write_private_text(both, files.key.read_text() + files.certificate.read_text())
     tls = TlsSettings(certificate_path=str(both))
     assert server_context(ListenerSettings(security_protocol="SSL", tls=tls)).verify_mode is ssl.CERT_NONE
 

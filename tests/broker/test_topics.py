@@ -16,6 +16,7 @@ from kio.schema.errors import ErrorCode
 from memory_meta import MemoryMeta
 
 from semel.broker.configs import BrokerSettings
+from semel.broker.pacing import Slices, finish_now
 from semel.broker.topic_names import colliding
 from semel.broker.topics import META_NAME, OFFSETS_TOPIC, TRANSACTION_TOPIC, Topic, TopicStore, decide_configs
 from semel.core.refusal import Refused
@@ -36,13 +37,16 @@ class Told:
             raise OSError(28, "No space left on device")
         self.calls.append(call)
 
-    def on_created(self, topic: Topic) -> None:
+    def on_created(self, topic: Topic) -> Slices[None]:
+        yield
         self._note("created", topic.name, topic.partition_count)
 
-    def on_deleted(self, topic: Topic) -> None:
+    def on_deleted(self, topic: Topic) -> Slices[None]:
+        yield
         self._note("deleted", topic.name)
 
-    def on_grown(self, topic: Topic, first_new: int) -> None:
+    def on_grown(self, topic: Topic, first_new: int) -> Slices[None]:
+        yield
         self._note("grown", topic.name, first_new, topic.partition_count)
 
     def on_config(self, topic: Topic) -> None:
@@ -386,3 +390,59 @@ class Restarts(RuleBasedStateMachine):
 
 TestRestarts = Restarts.TestCase
 TestRestarts.settings = hypothesis_settings(max_examples=30, stateful_step_count=25)
+
+
+def test_no_more_partitions_are_created_than_the_settings_allow() -> None:
+    """By new topics and by topics that grow; what is deleted makes room, and internal topics are always created."""
+    settings = BrokerSettings({"num.partitions": 1, "semel.partitions.max": 10})
+    store = open_store(MemoryMeta())
+    store.create(store.decide_create("first", settings, partition_count=8))
+    with pytest.raises(Refused, match=r"semel\.partitions\.max") as refused:
+        store.decide_create("second", settings, partition_count=3)
+    assert refused.value.code is ErrorCode.policy_violation
+    store.create(store.decide_create("second", settings, partition_count=2))
+    for refused_call in (lambda: store.decide_grow("first", 9, settings), lambda: store.decide_create("x", settings)):
+        with pytest.raises(Refused) as refused:
+            refused_call()
+        assert refused.value.code is ErrorCode.policy_violation
+    store.ensure_internal(OFFSETS_TOPIC, settings)
+    store.delete("second")
+    store.grow(store.decide_grow("first", 10, settings))
+
+
+def test_a_small_memory_has_room_for_fewer_partitions() -> None:
+    """A partition takes about 5 kB: they are part of the one budget for all that clients can make the broker hold."""
+    settings = BrokerSettings({"semel.client.memory.max.bytes": 64 << 20})
+    store = open_store(MemoryMeta())
+    store.decide_create("few", settings, partition_count=800)
+    with pytest.raises(Refused, match=r"semel\.client\.memory\.max\.bytes"):
+        store.decide_create("many", settings, partition_count=1_000)
+
+
+def test_two_changes_of_one_topic_wait_for_each_other() -> None:
+    """A topic that is deleted while its partitions are still being opened would leave some of them behind."""
+    told = Told()
+    store = open_store(MemoryMeta(), told)
+    creating = store.create_in_slices(store.decide_create("t", SETTINGS))
+    next(creating)
+    deleting = store.delete_in_slices("t")
+    for _ in range(3):
+        next(deleting)
+    assert not told.calls
+    assert finish_now(creating).name == "t"
+    finish_now(deleting)
+    assert [call[0] for call in told.calls] == ["created", "deleted"]
+    assert "t" not in store
+
+
+def test_a_topic_that_two_requests_create_is_created_once() -> None:
+    """The second finds out when its turn has come, although both were found to be possible."""
+    store = open_store(MemoryMeta())
+    first = store.create_in_slices(store.decide_create("t", SETTINGS))
+    second = store.create_in_slices(store.decide_create("t", SETTINGS))
+    next(first)
+    next(second)
+    finish_now(first)
+    with pytest.raises(Refused) as refused:
+        finish_now(second)
+    assert refused.value.code is ErrorCode.topic_already_exists

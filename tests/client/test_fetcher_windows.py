@@ -30,7 +30,7 @@ def batch(base_offset: int, count: int) -> bytes:
 
 
 def offsets_in(data: bytes, window: Window) -> list[int]:
-    return decode_opened(open_records(data, window), check_crc=True)["offset"].to_pylist()
+    return decode_opened(open_records(data, window), check_crc=True).table["offset"].to_pylist()
 
 
 @given(seed=st.integers(0, 2**32))
@@ -45,7 +45,7 @@ def test_a_window_gives_exactly_its_offsets(seed: int) -> None:
 
     opened = open_records(data, Window(start, end, read_committed=False))
 
-    table = decode_opened(opened, check_crc=True)
+    table = decode_opened(opened, check_crc=True).table
     assert list(zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True)) == log.visible(
         start, end, read_committed=False
     )
@@ -76,7 +76,7 @@ def test_batches_from_the_last_stable_offset_on_wait_for_the_next_fetch() -> Non
     opened = open_records(batch(0, 5) + batch(5, 5), Window(0, last_stable_offset=5))
 
     assert opened.next_offset == 5
-    assert decode_opened(opened, check_crc=True)["offset"].to_pylist() == [0, 1, 2, 3, 4]
+    assert decode_opened(opened, check_crc=True).table["offset"].to_pylist() == [0, 1, 2, 3, 4]
 
 
 def test_a_gap_up_to_the_end_counts_as_reached() -> None:
@@ -141,7 +141,7 @@ def test_cutting_works_across_chunks() -> None:
 
 def test_the_read_table_names_topic_and_partition_in_sparks_order() -> None:
     """Column names, their order and the two added columns."""
-    table = decode_opened(open_records(batch(0, 2), Window(0)), check_crc=True)
+    table = decode_opened(open_records(batch(0, 2), Window(0)), check_crc=True).table
 
     read = to_read_table([PartitionRecords("orders", 3, table, 2, 2, 2, 0)])
 
@@ -153,7 +153,7 @@ def test_the_read_table_names_topic_and_partition_in_sparks_order() -> None:
         "partition",
         "offset",
         "timestamp",
-        "timestamp_type",
+        "timestampType",
         "headers",
     ]
     assert read.select(["topic", "partition", "offset", "value"]).to_pylist() == [

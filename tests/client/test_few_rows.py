@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import semel
 from semel.client.config import ProducerConfig
 from semel.client.routing import encode_for_partitions
 from semel.client.rows import Row, RowBuffer, are_few, encode_few_rows, to_table
@@ -99,21 +98,8 @@ def test_many_rows_are_worth_a_table() -> None:
     """The quick way ends where it is no longer quicker."""
     buffer = RowBuffer()
     for number in range(FEW_ROWS + 1):
-        buffer.add("t", b"%d" % number, None, (), None, 0)
+        buffer.add("t", Row(b"%d" % number, None, [], None, 0))
     rows = buffer.take()["t"]
     assert not are_few(rows)
     assert are_few(rows[1:])
     assert buffer.take() == {}
-
-
-def test_a_record_of_a_wrong_type_takes_no_other_topic_with_it(semel_broker: semel.Broker) -> None:
-    """The error names its topic; what was sent to another one is stored by the same flush."""
-    settings = {"bootstrap.servers": semel_broker.bootstrap}
-    with semel.Admin(settings) as admin:
-        admin.create_topics("wrong-type", "right-type")
-    with semel.Producer(settings) as producer:
-        producer.send("wrong-type", b"", headers=[("name", 5)])  # pyright: ignore[reportArgumentType]
-        producer.send("right-type", b"kept", partition=0)
-        with pytest.raises(ConfigError, match="'wrong-type'"):
-            producer.flush()
-        assert [(one.topic, one.record_count) for one in producer.flush()] == [("right-type", 1)]

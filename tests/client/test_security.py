@@ -10,6 +10,7 @@ import ipaddress
 import socket
 import ssl
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -538,3 +539,10 @@ def test_broker_that_repeats_the_password_is_not_quoted() -> None:
     message = str(explain_sasl_failure(login("PLAIN"), "b:9092", said=f"bad password {SECRET}"))
     assert SECRET not in message
     assert "sasl.password" in message
+
+
+def test_the_oldest_allowed_scramp_is_one_that_scram_works_with() -> None:
+    """Before 1.4.10 a broker could ask for any number of iterations; before 1.4.18 no login worked at all."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    [needed] = [each for each in project["dependencies"] if each.startswith("scramp")]
+    assert needed == "scramp>=1.4.18"

@@ -24,7 +24,7 @@ def read_all(log: PartitionLog, chance: random.Random, start: int, *, read_commi
         window = Window(position, read_committed=read_committed, last_stable_offset=log.last_stable_offset)
         opened = open_records(data, window, aborted)
         assert opened.next_offset > position, "no progress"
-        table = decode_opened(opened, check_crc=True)
+        table = decode_opened(opened, check_crc=True).table
         found += zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True)
         position = opened.next_offset
     return found

@@ -335,7 +335,7 @@ def test_record_above_the_limit_of_the_client(plain: Settings, topic: str) -> No
     """It is refused before anything is sent; the settings to raise are named, and raising them helps."""
     too_large = bytes(1_100_000)
     failure_of(
-        write(plain, topic, too_large), RecordTooLarge, "no row was encoded", "max.request.size", "max.message.bytes"
+        write(plain, topic, too_large), RecordTooLarge, "it was not taken", "max.request.size", "max.message.bytes"
     )
     create_topic(str(plain["bootstrap.servers"]), "roomy", config={"max.message.bytes": "2000000"})
     write(plain | {"max.request.size": 2_000_000}, "roomy", too_large)()

@@ -211,7 +211,7 @@ def test_every_codec_is_read(codec: str, kafka: KafkaUnderTest, new_topic: NewTo
         rows = read_to_end(fetcher)
 
     assert [row["offset"] for row in rows] == list(range(500))
-    assert {(row["topic"], row["partition"], row["timestamp_type"]) for row in rows} == {(topic, 0, 0)}
+    assert {(row["topic"], row["partition"], row["timestampType"]) for row in rows} == {(topic, 0, 0)}
     for number, row in enumerate(rows):
         assert row["key"] == (None if number % 3 == 0 else b"key-%d" % number)
         assert row["value"] == (None if number % 7 == 0 else b"value " * (number % 20))

@@ -6,10 +6,10 @@ from urllib.request import urlopen
 
 import pytest
 from embedded_kafka import EmbeddedKafka
-from raw import AGES, RawClient, connect
-from raw_producer import Identity, RawProducer, init_producer_id
+from raw import AGES, RawClient, connect, wait_until
+from raw_producer import NOBODY, Identity, RawProducer, init_producer_id
 from raw_reading import end_offset, everything_in
-from targets import NewTopic, Target
+from targets import KafkaUnderTest, NewTopic, Target
 
 from semel.testing.exchange import create_topic
 from semel.wire import Api, ErrorCode
@@ -269,3 +269,25 @@ def test_repeats_and_gaps_are_counted(target: Target) -> None:
     assert float(numbers["semel_broker_duplicates_refused_total"]) == 3
     assert float(numbers["semel_broker_out_of_order_sequences_total"]) == 2
     assert float(numbers["semel_broker_fences_total"]) == 1
+
+
+def test_what_a_client_sent_before_it_hung_up_is_stored(
+    raw: RawClient, kafka: KafkaUnderTest, new_topic: NewTopic
+) -> None:
+    """A2: acks=0 and an immediate close. The broker stores every request that it received, in order (KAFKA-3703)."""
+    topic = new_topic()
+    values = [b"%d" % number for number in range(200)]
+    with connect(kafka.bootstrap) as leaving:
+        producer = RawProducer(leaving)
+        for value in values:
+            batch = producer.batch([value], sequence=-1, identity=NOBODY, transactional=False)
+            leaving.send(
+                Api.PRODUCE,
+                producer.version(Api.PRODUCE),
+                transactional_id=None,
+                acks=0,
+                timeout=10_000,
+                topic_data=[{"name": topic, "partition_data": [{"index": 0, "records": batch}]}],
+            )
+    wait_until(lambda: end_offset(raw, topic) == len(values), "every record is stored")
+    assert values_in(raw, topic) == values

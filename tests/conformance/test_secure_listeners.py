@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 import uuid
 from collections.abc import Iterator
 
@@ -12,11 +13,15 @@ from observer import wait_until_settled
 from secure_kafka import MECHANISMS, USERS, SecureKafka, Settings, login, start_secure_kafka
 from targets import Target
 
+from semel.client.connection import Connection
 from semel.client.fetcher import Fetcher
 from semel.client.producer import Producer
+from semel.client.settings import parse_config
 from semel.errors import AuthenticationFailed
 from semel.testing.apache_kafka import Protocol
 from semel.testing.exchange import create_topic
+from semel.testing.security import Security
+from semel.wire import Api
 
 PARTITIONS = 3
 SEED = 61
@@ -104,3 +109,26 @@ def test_login_works_from_the_line_of_the_java_client(mechanism: str, secure: Se
     jaas = f'org.apache.kafka.common.security.{module} required username="{username}" password="{password}";'
     given: Settings = {"sasl.mechanism": mechanism, "sasl.jaas.config": jaas}
     check_round_trip(secure, secure.settings("SASL_SSL") | given, topic)
+
+
+LIFETIME_S = 2.0
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+def test_a_login_that_ends_is_renewed_on_the_same_connection(mechanism: str, target: Target) -> None:
+    """KIP-368: the broker closes a connection whose session is over, and the client never lets it come to that."""
+    username, password = USERS[mechanism]
+    users = {"plain" if mechanism == "PLAIN" else "scram": {username: password}}
+    with target.start(Security(session_lifetime_ms=int(LIFETIME_S * 1000), **users)) as broker:  # type: ignore[arg-type]
+        config = parse_config(
+            {
+                "bootstrap.servers": broker.bootstrap_for("SASL_PLAINTEXT"),
+                "security.protocol": "SASL_PLAINTEXT",
+                **login(mechanism),
+            }
+        ).client
+        connection = Connection(*config.bootstrap[0], config)
+        ends = time.monotonic() + 2.5 * LIFETIME_S
+        while time.monotonic() < ends:
+            connection.call(Api.API_VERSIONS, client_software_name="semel", client_software_version="1")
+        connection.close()

@@ -44,3 +44,22 @@ def test_it_dies_with_the_process_that_started_it() -> None:
     keeper.wait()
     wait_until(lambda: is_gone(server))
     shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("version", [16, 18])
+def test_it_can_be_stopped_at_once_and_started_on_the_same_data(version: int) -> None:
+    """What was committed is there after an immediate shutdown, and logins by port need the password."""
+    with Postgres(version, has_defaults=True, password="secret") as postgres:
+        with psycopg.connect(postgres.tcp_uri) as connection:
+            connection.execute("CREATE TABLE kept (n integer)")
+            connection.execute("INSERT INTO kept VALUES (1)")
+            connection.commit()
+            assert connection.execute("SHOW fsync").fetchone() == ("on",)
+            postgres.stop_at_once()
+            with pytest.raises(psycopg.OperationalError):
+                connection.execute("SELECT 1")
+        postgres.start()
+        with psycopg.connect(postgres.uri) as connection:
+            assert connection.execute("SELECT n FROM kept").fetchall() == [(1,)]
+        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+            psycopg.connect(postgres.tcp_uri.replace("secret", "wrong"))

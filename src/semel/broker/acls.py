@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, Protocol
+from functools import lru_cache
+from operator import attrgetter
+from typing import Final, Protocol
+
+from kio.schema.errors import ErrorCode
+
+from semel.broker.listeners import plain_address
+from semel.broker.pacing import ChangeLock, Slices, WriteAside, finish_now, write_now
+from semel.core.refusal import Refused
 
 CLUSTER_NAME: Final = "kafka-cluster"
 ANYTHING: Final = "*"
@@ -15,6 +24,15 @@ META_NAME: Final = "acls.json"
 
 # A client that asks for ever new names (say, in Metadata) must not grow the broker's memory.
 CACHE_ENTRIES_MAX: Final = 20_000
+CACHED_NAME_CHARACTERS_MAX: Final = 255
+
+RULES_MAX: Final = 10_000
+"""The default of `semel.acls.max`. Each change of them writes all of them."""
+RULES_BYTES_MAX: Final = 16 << 20
+_RULE_BYTES: Final = 700
+"""About what a binding takes besides its texts."""
+_MATCHED_AT_ONCE: Final = 5_000
+_MATCHED_WITHOUT_PAUSE: Final = 100
 
 
 class Operation(IntEnum):
@@ -130,6 +148,10 @@ class AclBinding:
     permission: Permission = Permission.ALLOW
 
 
+_ByPrincipal = dict[str, list[AclBinding]]
+_ORDER: Final = attrgetter(*AclBinding.__slots__)
+
+
 @dataclass(frozen=True, slots=True)
 class AclFilter:
     """Picks bindings: `ANY` and None match everything; `PatternType.MATCH` picks those that apply to `name`.
@@ -205,23 +227,37 @@ class Authorizer:
     is_configured = True
 
     def __init__(
-        self, super_users: Collection[str] = (), allow_if_no_acl: bool = False, store: MetaStore | None = None
+        self,
+        super_users: Collection[str] = (),
+        allow_if_no_acl: bool = False,
+        store: MetaStore | None = None,
+        *,
+        rules_max: int = RULES_MAX,
+        bytes_max: int = RULES_BYTES_MAX,
+        write_aside: WriteAside = write_now,
     ) -> None:
+        """`rules_max` and `bytes_max` bound what can be added; what a store holds is taken over in any case."""
         self._super_users = frozenset(super_users)
         self._allow_if_no_acl = allow_if_no_acl
         self._store = store
-        self._bindings: frozenset[AclBinding] = frozenset()
-        self._literal: dict[tuple[ResourceType, str], list[AclBinding]] = {}
-        self._prefixed: dict[tuple[ResourceType, str], list[AclBinding]] = {}
+        self._write_aside = write_aside
+        self._lock = ChangeLock()
+        self._rules_max = rules_max
+        self._bytes_max = bytes_max
+        self._held_bytes = 0
+        self._lines: dict[AclBinding, str] = {}
+        """All bindings in the order in which they came, each as it stands in the file."""
+        self._literal: dict[tuple[ResourceType, str], _ByPrincipal] = {}
+        self._prefixed: dict[tuple[ResourceType, str], _ByPrincipal] = {}
         self._prefix_lengths: dict[ResourceType, list[int]] = {}
         self._answers: dict[tuple[str, str, int, int, str | None], bool] = {}
         stored = store.read_meta(META_NAME) if store else None
         if stored is not None:
-            self._replay(frozenset(_from_json(stored)))
+            self._replay(lines_of(_from_json(stored)))
 
     @property
     def bindings(self) -> frozenset[AclBinding]:
-        return self._bindings
+        return frozenset(self._lines)
 
     # -- questions -----------------------------------------------------------------------------------------------------
 
@@ -253,34 +289,80 @@ class Authorizer:
 
     def find(self, chosen: AclFilter) -> list[AclBinding]:
         """The bindings that a filter picks, in a stable order."""
-        return sorted(binding for binding in self._bindings if chosen.matches(binding))
+        return finish_now(self.find_in_slices(chosen))
+
+    def find_in_slices(self, chosen: AclFilter) -> Slices[list[AclBinding]]:
+        """The same, where others may have their turns: there may be thousands."""
+        found: list[AclBinding] = []
+        for number, binding in enumerate(list(self._lines)):
+            if number % _MATCHED_AT_ONCE == _MATCHED_AT_ONCE - 1:
+                yield
+            if chosen.matches(binding):
+                found.append(binding)
+        return sorted(found, key=_ORDER)
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def add(self, bindings: Iterable[AclBinding]) -> None:
         """Adds bindings; those already there are left as they are. A failing store raises, and nothing is added."""
-        self._change(self._bindings.union(bindings))
+        finish_now(self.add_lines(lines_of(bindings)))
+
+    def add_lines(self, lines: Mapping[AclBinding, str]) -> Slices[None]:
+        """The same in slices for bindings that `lines_of` has written already. Raises Refused if they are too many."""
+        return self._lock.hold(lambda: self._add(lines))
+
+    def _add(self, lines: Mapping[AclBinding, str]) -> Slices[None]:
+        added = {binding: line for binding, line in lines.items() if binding not in self._lines}
+        count, held_bytes = len(self._lines) + len(added), self._held_bytes + _bytes_of(added)
+        if added and (count > self._rules_max or held_bytes > self._bytes_max):
+            raise Refused(
+                ErrorCode.policy_violation,
+                f"There are {len(self._lines):,} ACLs of about {self._held_bytes:,} bytes. With {len(added):,} more "
+                f"they would be over semel.acls.max ({self._rules_max:,}), or over their share of "
+                f"semel.client.memory.max.bytes ({self._bytes_max:,}). None was added. Use prefixes, remove ACLs, or "
+                "raise these settings.",
+            )
+        yield from self._change(added, ())
 
     def remove(self, filters: Sequence[AclFilter]) -> list[list[AclBinding]]:
         """Removes what any of the filters picks; the answer lists, for each filter, what it picked."""
-        removed = [self.find(chosen) for chosen in filters]
-        self._change(self._bindings.difference(*removed))
+        return finish_now(self.remove_in_slices(filters))
+
+    def remove_in_slices(self, filters: Sequence[AclFilter]) -> Slices[list[list[AclBinding]]]:
+        """The same, where others may have their turns between the filters."""
+        return self._lock.hold(lambda: self._remove(filters))
+
+    def _remove(self, filters: Sequence[AclFilter]) -> Slices[list[list[AclBinding]]]:
+        removed: list[list[AclBinding]] = []
+        for chosen in filters:
+            found = yield from self.find_in_slices(chosen)
+            removed.append(found)
+            if len(self._lines) > _MATCHED_WITHOUT_PAUSE:
+                yield
+        gone = {binding for found in removed for binding in found}
+        if len(gone) > _MATCHED_WITHOUT_PAUSE:
+            yield
+        yield from self._change({}, gone)
         return removed
 
-    def _change(self, bindings: frozenset[AclBinding]) -> None:
-        if bindings == self._bindings:
+    def _change(self, added: Mapping[AclBinding, str], removed: Collection[AclBinding]) -> Slices[None]:
+        kept = {binding: line for binding, line in self._lines.items() if binding not in removed} if removed else None
+        if not added and (kept is None or len(kept) == len(self._lines)):
             return
         # On disk first: a rule that was in force, and is forgotten by a restart, would be a hole.
-        if self._store:
-            self._store.write_meta(META_NAME, _to_json(bindings))
-        self._replay(bindings)
+        if store := self._store:
+            lines = [*(self._lines if kept is None else kept).values(), *added.values()]
+            yield from self._write_aside(lambda: store.write_meta(META_NAME, _to_json(lines)))
+        if kept is not None:
+            self._lines, self._literal, self._prefixed, self._held_bytes = {}, {}, {}, 0
+        self._replay(added if kept is None else {**kept, **added})
 
-    def _replay(self, bindings: frozenset[AclBinding]) -> None:
-        self._bindings = bindings
-        self._literal, self._prefixed = {}, {}
-        for binding in bindings:
-            index = self._prefixed if binding.pattern_type is PatternType.PREFIXED else self._literal
-            index.setdefault((binding.resource_type, binding.name), []).append(binding)
+    def _replay(self, added: Mapping[AclBinding, str]) -> None:
+        for binding in added:
+            rules = self._index_of(binding).setdefault((binding.resource_type, binding.name), {})
+            rules.setdefault(binding.principal, []).append(binding)
+        self._lines.update(added)
+        self._held_bytes += _bytes_of(added)
         lengths: dict[ResourceType, set[int]] = {}
         for resource_type, prefix in self._prefixed:
             lengths.setdefault(resource_type, set()).add(len(prefix))
@@ -290,31 +372,38 @@ class Authorizer:
     # -- rules ---------------------------------------------------------------------------------------------------------
 
     def _remember(self, key: tuple[str, str, int, int, str | None], answer: bool) -> None:
+        if len(key[-1] or "") > CACHED_NAME_CHARACTERS_MAX:
+            return
         if len(self._answers) >= CACHE_ENTRIES_MAX:
             self._answers.clear()
         self._answers[key] = answer
 
-    def _applying(self, resource_type: ResourceType, name: str) -> Iterator[AclBinding]:
-        yield from self._literal.get((resource_type, name), ())
+    def _index_of(self, binding: AclBinding) -> dict[tuple[ResourceType, str], _ByPrincipal]:
+        return self._prefixed if binding.pattern_type is PatternType.PREFIXED else self._literal
+
+    def _applying(self, resource_type: ResourceType, name: str) -> Iterator[_ByPrincipal]:
+        """What applies to a resource: the bindings of each pattern that matches its name, by principal."""
+        yield self._literal.get((resource_type, name), {})
         if name != ANYTHING:
-            yield from self._literal.get((resource_type, ANYTHING), ())
+            yield self._literal.get((resource_type, ANYTHING), {})
         for length in self._prefix_lengths.get(resource_type, ()):
             if length > len(name):
                 break
-            yield from self._prefixed.get((resource_type, name[:length]), ())
+            yield self._prefixed.get((resource_type, name[:length]), {})
 
     def _decide(self, principal: str, host: str, operation: Operation, resource_type: ResourceType, name: str) -> bool:
         if principal in self._super_users:
             return True
         host = _address(host)
         is_allowed, has_bindings = False, False
-        for binding in self._applying(resource_type, name):
-            has_bindings = True
-            if not _concerns(binding, principal, host) or not _covers(binding, operation):
-                continue
-            if binding.permission is Permission.DENY:
-                return False
-            is_allowed = True
+        for rules in self._applying(resource_type, name):
+            has_bindings |= bool(rules)
+            for binding in (*rules.get(principal, ()), *(rules.get(ANYBODY, ()) if principal != ANYBODY else ())):
+                if not _concerns(binding, principal, host) or not _covers(binding, operation):
+                    continue
+                if binding.permission is Permission.DENY:
+                    return False
+                is_allowed = True
         return is_allowed if has_bindings else self._allow_if_no_acl
 
     def _decide_any(self, context: Requester, operation: Operation, resource_type: ResourceType) -> bool:
@@ -324,7 +413,7 @@ class Authorizer:
         exact, host = (operation, Operation.ALL), _address(context.host)
         ours = [
             binding
-            for binding in self._bindings
+            for binding in self._lines
             if binding.resource_type is resource_type
             and binding.operation in exact
             and _concerns(binding, context.principal, host)
@@ -358,13 +447,17 @@ class AllowAll(Authorizer):
         return sum(1 << each.value for each in OPERATIONS_ON.get(resource_type, ()))
 
 
+@lru_cache(maxsize=1000)
 def _address(host: str) -> str:
-    """Kafka shows a client's host as "/127.0.0.1", and compares bare addresses in its rules."""
-    return host.removeprefix("/")
+    """Kafka shows a client's host as "/127.0.0.1", and compares bare addresses in its rules.
+
+    An address has many spellings, such as ::ffff:127.0.0.1 and 127.0.0.1: a rule for one is a rule for all.
+    """
+    return plain_address(host.removeprefix("/"))
 
 
 def _concerns(binding: AclBinding, principal: str, host: str) -> bool:
-    return binding.principal in (principal, ANYBODY) and binding.host in (host, ANYTHING)
+    return binding.principal in (principal, ANYBODY) and (binding.host == ANYTHING or _address(binding.host) == host)
 
 
 def _covers(binding: AclBinding, operation: Operation) -> bool:
@@ -383,20 +476,34 @@ def _is_overruled(allowed: AclBinding, denied: set[tuple[PatternType, str]]) -> 
     return any((PatternType.PREFIXED, allowed.name[:end]) in denied for end in range(1, len(allowed.name) + 1))
 
 
-def _to_json(bindings: Iterable[AclBinding]) -> bytes:
-    rows: list[dict[str, Any]] = [
-        {
-            "resource_type": binding.resource_type.name,
-            "name": binding.name,
-            "pattern_type": binding.pattern_type.name,
-            "principal": binding.principal,
-            "host": binding.host,
-            "operation": binding.operation.name,
-            "permission": binding.permission.name,
-        }
-        for binding in sorted(bindings)
-    ]
-    return json.dumps({"version": 1, "acls": rows}, indent=1).encode()
+def lines_of(bindings: Iterable[AclBinding]) -> dict[AclBinding, str]:
+    """Each binding once, with its line in the file."""
+    return {
+        binding: json.dumps(
+            {
+                "resource_type": binding.resource_type.name,
+                "name": binding.name,
+                "pattern_type": binding.pattern_type.name,
+                "principal": binding.principal,
+                "host": binding.host,
+                "operation": binding.operation.name,
+                "permission": binding.permission.name,
+            }
+        )
+        for binding in bindings
+    }
+
+
+def _bytes_of(lines: Mapping[AclBinding, str]) -> int:
+    """About what bindings take in memory."""
+    return sum(
+        _RULE_BYTES + len(line) + sum(map(sys.getsizeof, (binding.name, binding.principal, binding.host)))
+        for binding, line in lines.items()
+    )
+
+
+def _to_json(lines: Sequence[str]) -> bytes:
+    return ('{"version": 1, "acls": [\n' + ",\n".join(lines) + "\n]}\n").encode()
 
 
 def _from_json(content: bytes) -> Iterator[AclBinding]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.errors import ConfigError
+from semel.private_files import refuse_readable_by_all
 
 if TYPE_CHECKING:
     from semel.broker.listeners import ListenerSettings, TlsSettings
@@ -21,7 +20,6 @@ DEFAULT_PORT: Final = 9092
 DEFAULT_DATA: Final = "semel-data"
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _LISTENER: Final = re.compile(r"(?P<protocol>\w+)://(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d+)")
-_READABLE_BY_ALL: Final = stat.S_IROTH
 
 _EXAMPLE: Final = """\
 It prints "semel broker ready on HOST:PORT" when clients can connect, and ends cleanly on SIGTERM or Ctrl-C.
@@ -207,6 +205,19 @@ def _refuse_unused(given: Any, protocols: Sequence[str]) -> None:
     """Somebody who names a certificate or users believes that the listener is secured by them."""
     if given.tls_certificate and not any(protocol.endswith("SSL") for protocol in protocols):
         raise ConfigError("No listener would use the certificate: add --listener SSL://HOST:PORT or SASL_SSL://....")
+    if (given.tls_key or given.tls_key_password_file) and not given.tls_certificate:
+        raise ConfigError("A key is of no use without its certificate: add --tls-certificate FILE.")
+    asks = given.client_auth in ("requested", "required")
+    if asks and "SSL" not in protocols:
+        raise ConfigError(
+            f"No listener would look at client certificates, so --client-auth {given.client_auth} protects nothing: "
+            "add --listener SSL://HOST:PORT. On SASL_SSL the login tells who the client is, as in Apache Kafka."
+        )
+    if given.tls_client_authority and not asks:
+        raise ConfigError(
+            "Nobody would be asked for a certificate of --tls-client-authority: add --client-auth required, or "
+            "requested if clients without one may connect too."
+        )
     if (given.users or given.sasl_mechanisms) and not any(protocol.startswith("SASL_") for protocol in protocols):
         raise ConfigError(
             "No listener would ask for a login: add --listener SASL_SSL://HOST:PORT or SASL_PLAINTEXT://...."
@@ -246,10 +257,7 @@ def _read_users(path: str) -> Mapping[str, str]:
 
 def _read_secret(path: str, what: str) -> str:
     text = _read(path, what)
-    if os.stat(path).st_mode & _READABLE_BY_ALL:
-        raise ConfigError(
-            f"{what} {path} can be read by everybody on this machine, so the broker did not start: chmod 600 {path}."
-        )
+    refuse_readable_by_all(path, what)
     return text
 
 

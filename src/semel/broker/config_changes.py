@@ -12,7 +12,8 @@ from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import CLUSTER_NAME, Operation, ResourceType
 from semel.broker.config_types import ConfigKey, ConfigType, InvalidConfig, Value, is_integer
-from semel.broker.configs import BROKER_CONFIGS
+from semel.broker.configs import BROKER_CONFIGS, BrokerSettings
+from semel.broker.pacing import Pace, Slices
 from semel.broker.topic_configs import TOPIC_CONFIGS
 from semel.broker.topics import decide_configs
 from semel.core.refusal import Refused
@@ -20,8 +21,11 @@ from semel.core.refusal import Refused
 if TYPE_CHECKING:
     from semel.broker.context import RequestContext
     from semel.broker.state import Broker
+    from semel.broker.topics import Topic
 
 AUTHORIZATION_FAILED: Final = "Authorization failed."
+_CHANGES_AT_ONCE: Final = 8
+"""Each rewrites the list of all topics."""
 
 
 class ConfigResource(IntEnum):
@@ -55,17 +59,18 @@ Change = Callable[[Current], dict[str, str]]
 
 def alter_resources(
     broker: Broker, context: RequestContext, request: Any, changes: Sequence[Change]
-) -> list[Mapping[str, Any]]:
+) -> Slices[list[Mapping[str, Any]]]:
     """The answers for the request's resources, each changed durably or not at all."""
     resources = [(item.resource_type, item.resource_name) for item in request.resources]
     counts = Counter(resources)
+    pace = Pace(_CHANGES_AT_ONCE)
     answers: list[Mapping[str, Any]] = []
     for resource, change in zip(resources, changes, strict=True):
         code, message = ErrorCode.none, None
         try:
             if counts[resource] > 1:
                 raise Refused(ErrorCode.invalid_request, "Each resource must appear at most once.")
-            _alter(broker, context, *resource, change, validate_only=request.validate_only)
+            yield from _alter(broker, context, *resource, change, validate_only=request.validate_only)
         except Refused as refusal:
             code, message = refusal.code, refusal.reason
         answers.append(
@@ -76,59 +81,81 @@ def alter_resources(
                 "resource_name": resource[1],
             }
         )
+        if pace.is_over():
+            yield
     return answers
 
 
 def _alter(
     broker: Broker, context: RequestContext, resource_type: int, name: str, change: Change, *, validate_only: bool
-) -> None:
+) -> Slices[None]:
     if resource_type == ConfigResource.TOPIC:
-        _alter_topic(broker, context, name, change, validate_only=validate_only)
-    elif resource_type == ConfigResource.BROKER:
-        _alter_broker(broker, context, name, change, validate_only=validate_only)
-    else:
-        raise Refused(ErrorCode.invalid_request, f"Unknown resource type {resource_type}")
+        return _alter_topic(broker, context, name, change, validate_only=validate_only)
+    if resource_type == ConfigResource.BROKER:
+        return _alter_broker(broker, context, name, change, validate_only=validate_only)
+    raise Refused(ErrorCode.invalid_request, f"Unknown resource type {resource_type}")
 
 
-def _alter_topic(broker: Broker, context: RequestContext, name: str, change: Change, *, validate_only: bool) -> None:
+def _alter_topic(
+    broker: Broker, context: RequestContext, name: str, change: Change, *, validate_only: bool
+) -> Slices[None]:
     if not name:
         raise Refused(ErrorCode.invalid_request, "Default topic resources are not allowed.")
     if not broker.authorizer.allows(context, Operation.ALTER_CONFIGS, ResourceType.TOPIC, name):
         raise Refused(ErrorCode.topic_authorization_failed, AUTHORIZATION_FAILED)
-    topic = broker.topics.get(name)
-    if topic is None:
-        raise Refused(ErrorCode.unknown_topic_or_partition, f"The topic '{name}' does not exist.")
-    changed = change(Current(TOPIC_CONFIGS, topic.configs, broker.settings.topic_defaults))
-    texts = decide_configs(changed, broker.settings)
+
+    def decide(topic: Topic) -> dict[str, str]:
+        changed = change(Current(TOPIC_CONFIGS, topic.configs, broker.settings.topic_defaults))
+        return decide_configs(changed, broker.settings)
+
     if not validate_only:
-        broker.topics.alter_config(name, texts)
+        yield from broker.topics.alter_config_in_slices(name, decide)
+    elif (topic := broker.topics.get(name)) is not None:
+        decide(topic)
+    else:
+        raise Refused(ErrorCode.unknown_topic_or_partition, f"The topic '{name}' does not exist.")
 
 
-def _alter_broker(broker: Broker, context: RequestContext, name: str, change: Change, *, validate_only: bool) -> None:
+def _alter_broker(
+    broker: Broker, context: RequestContext, name: str, change: Change, *, validate_only: bool
+) -> Slices[None]:
     if not broker.authorizer.allows(context, Operation.ALTER_CONFIGS, ResourceType.CLUSTER, CLUSTER_NAME):
         raise Refused(ErrorCode.cluster_authorization_failed, AUTHORIZATION_FAILED)
-    settings = broker.settings
+    node_id = broker.settings.node_id
     if name and not is_integer(name):
         raise Refused(ErrorCode.invalid_request, f"Node id must be an integer, but it is: {name}")
-    if name and int(name) != settings.node_id:
-        raise Refused(
-            ErrorCode.invalid_request, f"Unexpected broker id, expected {settings.node_id}, but received {name}"
-        )
-    before = settings.dynamic if name else settings.dynamic_default
+    if name and int(name) != node_id:
+        raise Refused(ErrorCode.invalid_request, f"Unexpected broker id, expected {node_id}, but received {name}")
+    altered = broker.settings
+
+    def decide() -> dict[str, str]:
+        nonlocal altered
+        texts, altered = _decide_broker_configs(broker.settings, change, is_default=not name)
+        return texts
+
+    if validate_only:
+        decide()
+    else:
+        yield from broker.topics.alter_broker_config_in_slices(str(node_id) if name else "", decide)
+        broker.settings = altered
+        broker.topics.reconfigure_all()
+
+
+def _decide_broker_configs(
+    settings: BrokerSettings, change: Change, *, is_default: bool
+) -> tuple[dict[str, str], BrokerSettings]:
+    before = settings.dynamic_default if is_default else settings.dynamic
     texts = change(Current(BROKER_CONFIGS, before, settings.values))
     fixed = [key for key in texts if key not in BROKER_CONFIGS or not BROKER_CONFIGS[key].is_dynamic]
     if fixed:
         raise Refused(ErrorCode.invalid_request, f"Cannot update these configs dynamically: [{', '.join(fixed)}]")
     try:
-        altered = settings.with_dynamic(
-            default=settings.dynamic_default if name else texts, own=texts if name else settings.dynamic
+        return texts, settings.with_dynamic(
+            default=texts if is_default else settings.dynamic_default,
+            own=settings.dynamic if is_default else texts,
         )
     except InvalidConfig as error:
         raise Refused(ErrorCode.invalid_request, str(error)) from error
-    if not validate_only:
-        broker.topics.alter_broker_config(str(settings.node_id) if name else "", texts)
-        broker.settings = altered
-        broker.topics.reconfigure_all()
 
 
 # -- the two kinds of change -------------------------------------------------------------------------------------------

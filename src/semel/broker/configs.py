@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from semel.broker.config_types import (
     each_of,
     render,
 )
+from semel.broker.held_memory import HELD_BYTES_MAX, HELD_BYTES_MIN, PARTITION_BYTES, PARTITIONS_SHARE
+from semel.broker.kafka_names import IGNORED_NAMES, PREFIXES
 from semel.broker.storage.log_settings import LogSettings
 from semel.broker.topic_configs import TOPIC_CONFIGS, parse_topic_configs
 
@@ -115,16 +118,22 @@ class BrokerSettings:
     # -- security ------------------------------------------------------------------------------------------------------
     authorizer_class_name = _text("authorizer.class.name", "")
     super_users = _text("super.users", "")
+    rules_max = _int("semel.acls.max", 10_000, at_least(0))
+    scram_credentials_max = _int("semel.scram.credentials.max", 10_000, at_least(0))
     allow_everyone_if_no_acl_found = _flag("allow.everyone.if.no.acl.found", False)
 
     # -- connections and requests --------------------------------------------------------------------------------------
     socket_request_bytes_max = _int("socket.request.max.bytes", 104_857_600, at_least(1))
     connections_idle_max_ms = _long("connections.max.idle.ms", 600_000)
+    session_lifetime_ms = _long("connections.max.reauth.ms", 0, at_least(0))
+    failed_login_delay_ms = _int("connection.failed.authentication.delay.ms", 100, at_least(0))
+    client_memory_bytes_max = _long("semel.client.memory.max.bytes", HELD_BYTES_MAX, at_least(HELD_BYTES_MIN))
     fetch_bytes_max = _int("fetch.max.bytes", 57_671_680, at_least(1024))
     fetch_sessions_max = _int("max.incremental.fetch.session.cache.slots", 1000, at_least(0))
     request_partitions_max = _int("max.request.partition.size.limit", 2000, at_least(1))
 
     # -- topics and their logs -----------------------------------------------------------------------------------------
+    configured_partitions_max = _int("semel.partitions.max", 4_000, at_least(1), dynamic=True)
     num_partitions = _int("num.partitions", 1, at_least(1))
     default_replication_factor = _copies("default.replication.factor", ConfigType.INT)
     auto_create_topics = _flag("auto.create.topics.enable", True)
@@ -224,11 +233,26 @@ class BrokerSettings:
         return BrokerSettings(self.static, dynamic_default=default, dynamic=own)
 
     @property
+    def partitions_max(self) -> int:
+        """How many partitions there may be: as many as are configured, if the memory is enough for them."""
+        affordable = self.client_memory_bytes_max // PARTITIONS_SHARE // PARTITION_BYTES
+        return min(self.configured_partitions_max, affordable)
+
+    @property
     def offsets_retention_ms(self) -> int:
         return self.offsets_retention_minutes * 60_000
 
     def warn_of_unknown(self) -> None:
-        """Log the names that mean nothing here, so that a misspelt one is not lost in silence."""
+        """Log the names that mean nothing here; raise InvalidConfig for one that looks misspelt.
+
+        A name that resembles none is only logged: it may be of a plugin, or of a newer Kafka.
+        """
+        for name in self.unknown:
+            if name in IGNORED_NAMES or name.startswith(PREFIXES):
+                continue
+            close = difflib.get_close_matches(name, [*BROKER_CONFIGS, *IGNORED_NAMES], n=1, cutoff=0.85)
+            if close:
+                raise InvalidConfig(f"{name} is not a setting of Kafka's brokers: did you mean {close[0]}?")
         if self.unknown:
             _LOG.warning("these configs are not known to this broker and have no effect: %s", ", ".join(self.unknown))
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from semel.broker.topic_names import NAME_CHARACTERS_MAX
 from semel.core.refusal import Refused
 
 NO_SESSION: Final = 0
@@ -17,7 +18,9 @@ FINAL_EPOCH: Final = -1
 _EPOCH_MAX: Final = 2**31 - 1
 _SESSION_ID_MAX: Final = 2**31 - 1
 
-PARTITIONS_MAX: Final = 250_000
+PARTITIONS_MAX: Final = 120_000
+PARTITION_BYTES: Final = 550
+"""About what a partition of a session takes, with a name of its own of the greatest length."""
 
 PartitionName = tuple[str, int]
 
@@ -89,6 +92,8 @@ class FetchSessions:
         """The session that a request belongs to, brought up to date with it. Raises Refused with its error."""
         session_id: int = getattr(request, "session_id", NO_SESSION)
         epoch: int = getattr(request, "session_epoch", FINAL_EPOCH)
+        if any(len(topic.topic) > NAME_CHARACTERS_MAX for topic in request.topics):
+            raise Refused(ErrorCode.invalid_topic_exception, "a topic's name is too long to exist")
         if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             if session_id != NO_SESSION:
                 self._drop(session_id)

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from semel.broker.held_memory import GROUPS_SHARE, Table
+from semel.broker.pacing import Pace, Slices
 from semel.broker.storage.failures import StorageError
 from semel.broker.transaction_runtime import CONSUMER_OFFSETS
 from semel.core.classic_state import AnyRecord, GroupDecision, GroupSettings
 from semel.core.consumer_groups import ConsumerGroupDecision, ConsumerGroups, ConsumerGroupSettings
 from semel.core.coordinator_hash import coordinator_partition
-from semel.core.group_coordinator import GroupCoordinator, decode_record, encode_record
+from semel.core.group_coordinator import RECORD_BYTES, GroupCoordinator, decode_record, encode_record
 from semel.core.group_offsets import OffsetDecision
 from semel.core.group_records import OffsetRecord
 from semel.core.refusal import Refused
@@ -32,6 +34,10 @@ _LOG: Final = logging.getLogger("semel.broker")
 # otherwise have a hundred megabytes of metadata kept, and logged again with every change of its group.
 _REQUESTED_BYTES_MAX: Final = 1_048_588
 
+_GROUPS_PER_MS: Final = 100
+_CHANGES_AT_ONCE: Final = 16
+_MEMBERS_AT_ONCE: Final = 64
+
 
 class GroupRuntime:
     """The coordinator of all groups, its log, and the requests that wait for a rebalance."""
@@ -41,8 +47,13 @@ class GroupRuntime:
         self.coordinator = GroupCoordinator(
             _group_settings(broker.settings), ConsumerGroups(_consumer_group_settings(broker.settings))
         )
+        memory = broker.held_memory
+        self.table = Table(
+            "groups", memory.bytes_max // GROUPS_SHARE, self.coordinator.memory_bytes, broker.clock.now_ms
+        )
         self._request_ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._look_ms = 0
 
     @property
     def consumer_groups(self) -> ConsumerGroups:
@@ -126,32 +137,45 @@ class GroupRuntime:
     def replay_marker(self, partition: Partition, producer_id: int, *, committed: bool) -> None:
         self.coordinator.replay_marker(producer_id, committed=committed, log_partition=partition.index)
 
-    def topic_deleted(self, topic: str) -> None:
-        for group_id, decision in list(self.coordinator.decide_topic_deleted(topic)):
+    def topic_deleted(self, topic: str) -> Slices[None]:
+        """Group by group: each is decided when its turn has come."""
+        for group_id, decision in self.coordinator.decide_topic_deleted(topic):
             self._try_carry_out(group_id, decision)
+            yield
 
     # Time.
 
-    def tick(self) -> None:
+    def tick(self) -> Slices[None]:
+        """Do what is due. Tens of thousands of groups are looked at less often than at every tick."""
         now_ms = self._broker.clock.now_ms()
-        deadline_ms = self.coordinator.next_deadline_ms()
-        if deadline_ms is not None and deadline_ms <= now_ms:
-            for group_id, decision in self.coordinator.decide_due(now_ms):
-                self._try_carry_out(group_id, decision)
+        if now_ms >= self._look_ms:
+            self._look_ms = now_ms + self.coordinator.classic_count // _GROUPS_PER_MS
+            pace = Pace(_CHANGES_AT_ONCE)
+            for due in self.coordinator.decide_each_due(now_ms):
+                if due is not None:
+                    self._try_carry_out(*due)
+                if pace.is_over(_CHANGES_AT_ONCE if due is None else 1):
+                    yield
         deadline_ms = self.consumer_groups.next_deadline_ms()
-        if deadline_ms is not None and deadline_ms <= now_ms:
-            for decision in self.consumer_groups.decide_tick(now_ms):
+        while deadline_ms is not None and deadline_ms <= now_ms:
+            for decision in self.consumer_groups.decide_tick(now_ms, _MEMBERS_AT_ONCE):
                 try:
                     self.carry_out_consumer(decision, bytes_max=None)
                 except Refused as refusal:
                     _LOG.warning("a member of %s could not be removed yet: %s", decision.group_id, refusal)
+                    return
+            deadline_ms = self.consumer_groups.next_deadline_ms()
+            yield
 
-    def expire(self) -> None:
+    def expire(self) -> Slices[None]:
         settings = self._broker.settings
-        for group_id, decision in list(
-            self.coordinator.decide_expired(self._broker.clock.now_ms(), settings.offsets_retention_ms)
+        pace = Pace(_CHANGES_AT_ONCE)
+        for group_id, decision in self.coordinator.decide_expired(
+            self._broker.clock.now_ms(), settings.offsets_retention_ms
         ):
             self._try_carry_out(group_id, decision)
+            if pace.is_over():
+                yield
 
     # Recovery.
 
@@ -188,12 +212,16 @@ class GroupRuntime:
         if not records:
             return partition.log.log_end_offset
         encoded = [encode_record(record) for record in records]
-        if bytes_max is not None and sum(len(key) + len(value or b"") for key, value in encoded) > bytes_max:
-            is_offset = isinstance(records[0], OffsetRecord)
+        is_offset = isinstance(records[0], OffsetRecord)
+        encoded_bytes = sum(len(key) + len(value or b"") for key, value in encoded)
+        if bytes_max is not None and encoded_bytes > bytes_max:
             raise Refused(
                 ErrorCode.invalid_commit_offset_size if is_offset else ErrorCode.unknown_server_error,
                 f"what is to be remembered of the group is larger than {bytes_max:,} bytes",
             )
+        if bytes_max is not None and any(value is not None for _, value in encoded):
+            code = ErrorCode.invalid_commit_offset_size if is_offset else ErrorCode.group_max_size_reached
+            self.table.take(encoded_bytes + RECORD_BYTES * len(encoded), code)
         try:
             offset = partition.append_records(
                 encoded,

@@ -58,7 +58,8 @@ class ListenerSettings:
     tls: TlsSettings | None = None
     sasl_mechanisms: tuple[str, ...] = ()
     session_lifetime_ms: int = 0
-    """Kafka's `connections.max.reauth.ms`: after so long a client must log in anew. 0: never."""
+    """Kafka's `connections.max.reauth.ms` for this listener: after so long a client must log in again. 0: whatever
+    the broker's setting of that name says."""
     frame_bytes_max: int = FRAME_BYTES_MAX
     frame_bytes_max_before_authentication: int = FRAME_BYTES_MAX_BEFORE_AUTHENTICATION
 
@@ -115,13 +116,46 @@ class ListenerSettings:
     def is_loopback(self) -> bool:
         """Whether only this machine can connect. A name other than `localhost` is taken not to be."""
         try:
-            return ipaddress.ip_address(self.host).is_loopback
+            return ipaddress.ip_address(plain_address(self.host)).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+    def warnings(self) -> list[str]:
+        """What somebody who chose this listener may not be aware of."""
+        where = f"The {self.security_protocol} listener on {self.host}"
+        found: list[str] = []
+        asks_who = self.uses_sasl or (self.tls is not None and self.tls.client_auth == "required")
+        if not self.is_loopback and not asks_who:
+            found.append(
+                f"{where} lets other machines connect without a login: anyone who reaches it can do what "
+                "User:ANONYMOUS may, which without ACLs is everything. Use SASL_SSL, or SSL with --client-auth "
+                "required."
+            )
+        if "PLAIN" in self.sasl_mechanisms and not self.uses_tls:
+            found.append(
+                f"{where} takes PLAIN passwords without encryption: anyone who sees the traffic can read them. Use "
+                "SASL_SSL, or --sasl-mechanisms SCRAM-SHA-256,SCRAM-SHA-512."
+            )
+        return found
 
     def advertised(self, bound_port: int) -> tuple[str, int]:
         """What clients of this listener are told to connect to, once it is known where it listens."""
         return self.advertised_host or self.host, self.advertised_port or bound_port
+
+
+def plain_address(host: str) -> str:
+    """One spelling for each address, as rules compare them: an IPv4 client of an IPv6 socket has its IPv4 address.
+
+    >>> plain_address("::ffff:127.0.0.1"), plain_address("0:0:0:0:0:0:0:1"), plain_address("example.org")
+    ('127.0.0.1', '::1', 'example.org')
+    """
+    address, percent, zone = host.partition("%")
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return host
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return f"{mapped or parsed}{percent}{zone}"
 
 
 def check_listeners(listeners: Sequence[ListenerSettings]) -> None:

@@ -17,6 +17,8 @@ class Metrics:
         self.refusals: Counter[str] = Counter()
         self.connections_opened = 0
         self.refused_connections = 0
+        self.failed_logins = 0
+        self.expired_logins = 0
         self.unexpected_errors = 0
         self.storage_errors = 0
         self.batches_appended = 0

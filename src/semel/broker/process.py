@@ -41,7 +41,8 @@ class Broker:
     settings. `fsync` says what survives a power cut: "commit" (transactions that were committed), "always" or "never".
     `arguments` are more of what `semel broker` takes, such as `["--listener", "SSL://127.0.0.1:0", ...]`.
 
-    The process ends with this one, whatever ends it. Nothing runs before `with` or `start()`.
+    The process ends with this one, whatever ends it, and the temporary folder goes with it. Nothing runs before `with`
+    or `start()`.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Broker:
         self._bootstrap: str | None = None
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
         self._clean_up: weakref.finalize[..., Broker] | None = None
 
     def __repr__(self) -> str:
@@ -131,7 +133,9 @@ class Broker:
         # -P: a file of the user's called like a module of the standard library, in whichever folder, is not for us.
         command = [sys.executable, "-P", "-m", "semel.broker", "--data", str(self.data), *where, *self._arguments]
         process = self._process = spawn(command, folder=folder, output=self.log_path, pipes=True)
-        self._clean_up = weakref.finalize(self, _end, process, folder)
+        if self._watcher is None:
+            self._watcher = _watch_folder(folder)
+        self._clean_up = weakref.finalize(self, _end, process, folder, self._watcher)
         try:
             self._bootstrap = _wait_ready(process, self._start_timeout_s)
         except BaseException as failure:
@@ -169,7 +173,7 @@ class Broker:
         self.stop()
         if self._clean_up is not None:
             self._clean_up()
-        self._folder = None
+        self._folder = self._watcher = None
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
@@ -227,12 +231,38 @@ def _did_not_start(what: str, log_path: Path, log_start: int) -> SemelError:
     return BrokerUnreachable(f"The broker {what}. {'Its last words:' if last else 'It said nothing.'}\n{last}".strip())
 
 
-def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
+_REMOVE_AFTER_EOF: Final = """
+read -r nothing
+for try in 1 2 3 4 5 6 7 8 9 10; do
+    rm -rf -- "$1" && exit
+    sleep 0.2
+done
+"""
+
+
+def _watch_folder(folder: Path) -> subprocess.Popen[bytes]:
+    """Remove the folder when this process is gone, even by SIGKILL, which also ends the broker before it could do so.
+
+    A shell waits for the end of a pipe of which only this process has the other end. It is in its own session, so that
+    a signal to this process's group does not end it first.
+    """
+    return subprocess.Popen(
+        ["/bin/sh", "-c", _REMOVE_AFTER_EOF, "semel-broker-folder", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+def _end(process: subprocess.Popen[bytes], folder: Path, watcher: subprocess.Popen[bytes]) -> None:
     """What is left to do when nobody has the object any more, or the interpreter ends."""
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-    _close_pipes(process)
+    for child in (process, watcher):
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+        _close_pipes(child)
     shutil.rmtree(folder, ignore_errors=True)
 
 

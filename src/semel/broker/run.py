@@ -13,11 +13,14 @@ import sys
 from typing import Final
 
 from semel.broker.descriptors import raise_limit
+from semel.broker.garbage import ShortCollections
+from semel.broker.loop_watch import LoopWatch
 from semel.broker.shifted_clock import shifted_clock
 from semel.broker.state import Broker, BrokerOptions
 from semel.broker.storage.limited_disk import limited_disk
 from semel.errors import SemelError
 
+_SWITCH_INTERVAL_S: Final = 0.001
 READY: Final = "semel broker ready on "
 _LOG: Final = logging.getLogger("semel.broker")
 
@@ -26,13 +29,15 @@ def run(options: BrokerOptions, *, metrics_port: int | None = None, log_level: s
     """Serve until SIGTERM or SIGINT. Returns the exit code of the process."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=log_level.upper())
     try:
-        return asyncio.run(_serve(options, metrics_port))
+        watch = LoopWatch(is_measuring=metrics_port is not None)
+        with asyncio.Runner(loop_factory=watch.new_loop) as runner:
+            return runner.run(_serve(options, metrics_port, watch))
     except (SemelError, OSError) as error:
         print(f"semel broker cannot start: {error}", file=sys.stderr)
         return 1
 
 
-async def _serve(options: BrokerOptions, metrics_port: int | None) -> int:
+async def _serve(options: BrokerOptions, metrics_port: int | None, watch: LoopWatch) -> int:
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[int] = loop.create_future()
 
@@ -45,20 +50,25 @@ async def _serve(options: BrokerOptions, metrics_port: int | None) -> int:
         _LOG.critical("the broker ends: %s", error)
         os._exit(70)
 
+    # Long computations run in a thread beside the loop, which must get the interpreter back at once when it has work.
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop, 0)
     raise_limit()
     broker = Broker(options, clock=shifted_clock(), disk=limited_disk(), on_fatal=fatal)
     await broker.start()
+    collections = ShortCollections(broker.clock, broker.metrics.requests.total)
+    collections.start()
     metrics: asyncio.Server | None = None
     try:
         if metrics_port is not None:
             from semel.broker.metrics_page import serve_metrics
 
-            metrics = await serve_metrics(broker, metrics_port)
+            metrics = await serve_metrics(broker, metrics_port, watch)
         print(f"{READY}{broker.bootstrap}", flush=True)
         return await stopped
     finally:
         if metrics is not None:
             metrics.close()
+        collections.stop()
         await broker.stop()

@@ -1,7 +1,7 @@
 """The broker's side of a SASL login as a state machine for one connection: messages in, answers out. No socket.
 
 Handshake, then tokens, then done; any other order is refused, and a login that failed stays failed. With a session
-lifetime the client must log in anew before it is over (KIP-368).
+lifetime the client must log in again before it is over (KIP-368).
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ def not_expected() -> AuthenticateAnswer:
 
 
 class _Mechanism(Protocol):
+    claimed: str | None
+    """The name that the client gives, before it has proved anything."""
     username: str | None
     is_complete: bool
 
@@ -93,6 +95,7 @@ class SaslExchange:
         self._has_raw_tokens = False
         self._principal: str | None = None
         self._session_ends_ms: int | None = None
+        self._failure = ""
         self._reauthentication_began_ms: int | None = None
 
     # -- where it stands -----------------------------------------------------------------------------------------------
@@ -106,6 +109,11 @@ class SaslExchange:
     def is_failed(self) -> bool:
         """The connection is to be closed, after the answer has left."""
         return self._state is _State.FAILED
+
+    @property
+    def failure(self) -> str:
+        """Why the login failed, for the broker's log: no password, and no name that is not a user's."""
+        return self._failure
 
     @property
     def principal(self) -> str:
@@ -138,12 +146,12 @@ class SaslExchange:
         """The client chooses a mechanism. After version 0, tokens come in frames without a header."""
         self._check_not_failed()
         if self._state is _State.EXPECTS_TOKEN:
-            self._state = _State.FAILED
+            self._fail("a handshake in the middle of a login")
             return HandshakeAnswer(ErrorCode.illegal_sasl_state, ())
         if self._state is _State.COMPLETE and not self._may_reauthenticate():
             return HandshakeAnswer(ErrorCode.illegal_sasl_state, ())
         if mechanism not in self.mechanisms:
-            self._state = _State.FAILED
+            self._fail("a mechanism that this listener does not offer")
             return HandshakeAnswer(ErrorCode.unsupported_sasl_mechanism, self.mechanisms)
         if self._state is _State.COMPLETE:
             self._reauthentication_began_ms = self._now_ms()
@@ -162,7 +170,7 @@ class SaslExchange:
         if self._state is _State.COMPLETE:
             return not_expected()
         if self._mechanism is None or self._state is _State.EXPECTS_HANDSHAKE:
-            self._state = _State.FAILED
+            self._fail("a token before the handshake")
             return AuthenticateAnswer(
                 ErrorCode.illegal_sasl_state,
                 "Unexpected Kafka request of type SASL_AUTHENTICATE during SASL handshake.",
@@ -170,21 +178,28 @@ class SaslExchange:
         try:
             return self._next(self._mechanism, token)
         except LoginRefused as refused:
-            self._state = _State.FAILED
+            self._fail(str(refused))
             told = refused.told or (
                 f"Authentication failed during {'authentication' if self._principal is None else 're-authentication'} "
                 f"due to invalid credentials with SASL mechanism {self._mechanism_name}"
             )
             return AuthenticateAnswer(ErrorCode.sasl_authentication_failed, told)
 
-    def authenticate_raw(self, token: bytes) -> bytes:
-        """The same without Kafka's messages around it, which leaves no way to say no: raises WireError."""
+    def authenticate_raw(self, token: bytes) -> bytes | None:
+        """The same without Kafka's messages around it, which leaves no way to say no: None."""
         answer = self.authenticate(token)
-        if answer.code is not ErrorCode.none:
-            raise WireError(f"its login failed ({answer.message})")
-        return answer.token
+        return answer.token if answer.code is ErrorCode.none else None
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _fail(self, reason: str) -> None:
+        self._state = _State.FAILED
+        claimed = None if self._mechanism is None else self._mechanism.claimed
+        if claimed is None:
+            self._failure = reason
+        else:
+            known = self._credentials.is_user(claimed)
+            self._failure = f"{reason}, for {repr(claimed) if known else 'an unknown user'} by {self._mechanism_name}"
 
     def _check_not_failed(self) -> None:
         if self._state is _State.FAILED:
@@ -199,7 +214,7 @@ class SaslExchange:
     def _begin(self, mechanism: str) -> _Mechanism:
         if mechanism == "PLAIN":
             return _Plain(self._credentials)
-        return ScramServer(mechanism, lambda name: self._credentials.scram(name, mechanism), self._make_nonce())
+        return ScramServer(mechanism, lambda name: self._credentials.scram_to_show(name, mechanism), self._make_nonce())
 
     def _next(self, mechanism: _Mechanism, token: bytes) -> AuthenticateAnswer:
         if self._other_mechanism is not None:
@@ -229,6 +244,7 @@ class _Plain:
     """RFC 4616: one message with name and password, and an empty answer."""
 
     def __init__(self, credentials: CredentialStore) -> None:
+        self.claimed: str | None = None
         self.username: str | None = None
         self.is_complete = False
         self._credentials = credentials
@@ -240,6 +256,7 @@ class _Plain:
             raise LoginRefused("the message is not three strings") from None
         if not username or not password:
             raise LoginRefused("the name or the password is empty")
+        self.claimed = username
         if not self._credentials.is_plain_login(username, password):
             raise LoginRefused("wrong password", told="Authentication failed: Invalid username or password")
         if authorization_id not in ("", username):

@@ -20,6 +20,9 @@ MECHANISM_NUMBERS: Final[Mapping[str, int]] = {"SCRAM-SHA-256": 1, "SCRAM-SHA-51
 ITERATIONS_MIN: Final = 4096
 ITERATIONS_MAX: Final = 16_384
 SALT_BYTES: Final = 24
+SALT_BYTES_MAX: Final = 1_024
+"""Of what clients set. Apache Kafka has no bound; its tools make salts of 26 bytes."""
+USERNAME_BYTES_MAX: Final = 1_024
 
 _SASLNAME: Final = r"(?:[^,=\x00]|=2C|=3D)+"
 _PRINTABLE: Final = r"[\x21-\x2b\x2d-\x7e]+"
@@ -83,12 +86,15 @@ class ScramCredential:
 class ScramServer:
     """One login: two messages from the client, two answers. Each call may raise LoginRefused, which ends it."""
 
-    def __init__(self, mechanism: str, find: Callable[[str], ScramCredential | None], nonce: str) -> None:
+    def __init__(self, mechanism: str, find: Callable[[str], tuple[ScramCredential, bool]], nonce: str) -> None:
+        """`find` gives what to show for a name, and whether there is such a user."""
+        self.claimed: str | None = None
         self.username: str | None = None
         self.is_complete = False
         self._mechanism = mechanism
         self._find = find
         self._server_nonce = nonce
+        self._is_user = False
         self._first: tuple[ScramCredential, str, str, str, bytes] | None = None
 
     def next(self, message: bytes) -> bytes:
@@ -104,10 +110,10 @@ class ScramServer:
             raise LoginRefused("the client's first message is malformed")
         if ",tokenauth=true" in first["extensions"]:
             raise LoginRefused("delegation tokens are not issued here")
-        username = _unescape(first["name"])
-        credential = self._find(username)
-        if credential is None:
-            raise LoginRefused("the user has no credential for this mechanism")
+        username = self.claimed = _unescape(first["name"])
+        # A name that is no user's is refused at the end, like a wrong password: the answers must not tell which names
+        # exist. Apache Kafka refuses it here, and does tell.
+        credential, self._is_user = self._find(username)
         if first["authzid"] is not None and _unescape(first["authzid"]) != username:
             raise LoginRefused("another authorization id", told=OTHER_AUTHORIZATION_ID)
         nonce = first["nonce"] + self._server_nonce
@@ -131,8 +137,8 @@ class ScramServer:
         if len(proof) != len(signature):
             raise LoginRefused("the proof has the wrong length")
         client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
-        if not hmac.compare_digest(_digest(self._mechanism, client_key), credential.stored_key):
-            raise LoginRefused("the proof is wrong")
+        if not hmac.compare_digest(_digest(self._mechanism, client_key), credential.stored_key) or not self._is_user:
+            raise LoginRefused("wrong password" if self._is_user else "no credential for this mechanism")
         self.is_complete = True
         return b"v=" + base64.b64encode(_mac(self._mechanism, credential.server_key, signed))
 

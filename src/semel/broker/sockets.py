@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from semel.broker.connection import ANONYMOUS, OUTGOING_BYTES_MAX, Connection
 from semel.broker.frames import SHARED_BUFFER_BYTES
+from semel.broker.listeners import plain_address
 from semel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ _ACCEPTS_AT_ONCE: Final = 64
 _PIECES_AT_ONCE: Final = 64
 _PAUSE_WITHOUT_DESCRIPTORS_MS: Final = 1000
 _PARTING_MS: Final = 1000
+_RECEIVED_AT_ONCE: Final = 512 << 10
+"""A client that sends as fast as it can must not keep the loop at its own socket."""
+_SENT_AT_ONCE: Final = 4 << 20
+"""Likewise a client that reads as fast as it can."""
+_ENCRYPTED_AT_ONCE: Final = 1 << 20
+_TLS_BYTES: Final = 64 << 10
+"""About what OpenSSL keeps for a connection."""
 
 
 class PlainConnection(Connection):
@@ -46,7 +54,7 @@ class PlainConnection(Connection):
         self._loop.add_reader(peer.fileno(), self._readable)
 
     def _readable(self) -> None:
-        if count := self._receive(self.frames.buffer()):
+        if count := self._receive(self.frames.buffer()[:_RECEIVED_AT_ONCE]):
             self.bytes_received(count)
 
     def _receive(self, buffer: memoryview) -> int:
@@ -58,7 +66,7 @@ class PlainConnection(Connection):
         except OSError:
             count = 0
         if count == 0:
-            self.close()
+            self.client_left()
         return count
 
     def send_bytes(self, pieces: Sequence[bytes | memoryview]) -> None:
@@ -84,7 +92,8 @@ class PlainConnection(Connection):
         self._socket.close()
 
     def _write(self) -> None:
-        while self._outgoing:
+        left = _SENT_AT_ONCE
+        while left > 0 and (self._outgoing or self._refill()):
             try:
                 sent = self._socket.sendmsg(list(islice(self._outgoing, _PIECES_AT_ONCE)))
             except (BlockingIOError, InterruptedError):
@@ -93,6 +102,7 @@ class PlainConnection(Connection):
                 self.close()
                 return
             self._outgoing_bytes -= sent
+            left -= sent
             while sent:
                 first = self._outgoing[0]
                 if sent < len(first):
@@ -100,8 +110,9 @@ class PlainConnection(Connection):
                     break
                 sent -= len(first)
                 self._outgoing.popleft()
-        if bool(self._outgoing) is not self._is_writing:
-            self._is_writing = bool(self._outgoing)
+        is_left = self.outgoing_bytes() > 0
+        if is_left is not self._is_writing:
+            self._is_writing = is_left
             if self._is_writing:
                 self._loop.add_writer(self._socket.fileno(), self._writable)
             else:
@@ -109,9 +120,13 @@ class PlainConnection(Connection):
         if not self.is_closed:
             self.note_held()
 
+    def _refill(self) -> bool:
+        """Make more of an answer ready to be sent. Whether there was more."""
+        return False
+
     def _writable(self) -> None:
         self._write()
-        if not self.is_closed and self._outgoing_bytes <= OUTGOING_BYTES_MAX:
+        if not self.is_closed and self.outgoing_bytes() <= OUTGOING_BYTES_MAX:
             self.work()
 
 
@@ -119,12 +134,26 @@ class TlsConnection(PlainConnection):
     """The same with TLS between the socket and the frames."""
 
     def __init__(
-        self, broker: Broker, listener: ListenerSettings, peer: socket.socket, shared: bytearray, channel: TlsChannel
+        self,
+        broker: Broker,
+        listener: ListenerSettings,
+        peer: socket.socket,
+        shared: bytearray,
+        channel: TlsChannel,
+        ciphertext: bytearray,
     ) -> None:
+        """`ciphertext` is shared as well: it is handed to the channel as soon as something is in it."""
         self._channel = channel
         self._is_parting = False
-        self._ciphertext = bytearray(SHARED_BUFFER_BYTES)
+        self._ciphertext = ciphertext
+        self._plain: deque[memoryview] = deque()
+        """What is to be encrypted when the socket can take it."""
+        self._plain_bytes = 0
         super().__init__(broker, listener, peer, shared)
+
+    @property
+    def own_bytes(self) -> int:
+        return _TLS_BYTES
 
     def _readable(self) -> None:
         from semel.broker.tls import TlsFailed
@@ -144,7 +173,7 @@ class TlsConnection(PlainConnection):
             self._part_with(failure)
             return
         if not self.is_closed and read is None:
-            self.close()
+            self.client_left()
 
     def _part_with(self, failure: Exception) -> None:
         """Close when the client has closed: with bytes of it unread the kernel would cut off the alert just sent."""
@@ -164,17 +193,44 @@ class TlsConnection(PlainConnection):
 
     def send_bytes(self, pieces: Sequence[bytes | memoryview]) -> None:
         for piece in pieces:
-            self._channel.write(piece)
-            self._send_outgoing()
+            if len(piece):
+                self._plain.append(memoryview(piece))
+                self._plain_bytes += len(piece)
+        if not self._is_writing:
+            self._write()
+
+    def outgoing_bytes(self) -> int:
+        return self._outgoing_bytes + self._plain_bytes
+
+    def _refill(self) -> bool:
+        if not self._plain:
+            return False
+        left = _ENCRYPTED_AT_ONCE
+        while self._plain and left > 0:
+            first = self._plain.popleft()
+            if len(first) > left:
+                self._plain.appendleft(first[left:])
+                first = first[:left]
+            self._channel.write(first)
+            self._plain_bytes -= len(first)
+            left -= len(first)
+        ciphertext = memoryview(self._channel.take_outgoing())
+        self._outgoing.append(ciphertext)
+        self._outgoing_bytes += len(ciphertext)
+        return True
 
     def _send_outgoing(self) -> None:
         if not self.is_closed and (ciphertext := self._channel.take_outgoing()):
             super().send_bytes([ciphertext])
 
     def close_socket(self) -> None:
+        self._plain.clear()
+        self._plain_bytes = 0
         if self._channel.is_established and not self._is_parting:
             self._channel.end()
-            self._outgoing.append(memoryview(self._channel.take_outgoing()))
+            farewell = memoryview(self._channel.take_outgoing())
+            self._outgoing.append(farewell)
+            self._outgoing_bytes += len(farewell)
             self._write()
         super().close_socket()
 
@@ -186,6 +242,7 @@ class Listener:
         self.settings = settings
         self._broker = broker
         self._shared = bytearray(SHARED_BUFFER_BYTES)
+        self._ciphertext = bytearray(SHARED_BUFFER_BYTES)
         self._tls = _tls_context(settings)
         self._socket = _bound(settings.host, settings.port)
         self.port: int = self._socket.getsockname()[1]
@@ -239,7 +296,8 @@ class Listener:
             return PlainConnection(self._broker, self.settings, peer, self._shared)
         from semel.broker.tls import TlsChannel
 
-        return TlsConnection(self._broker, self.settings, peer, self._shared, TlsChannel(self._tls))
+        channel = TlsChannel(self._tls)
+        return TlsConnection(self._broker, self.settings, peer, self._shared, channel, self._ciphertext)
 
 
 def _tls_context(settings: ListenerSettings) -> ssl.SSLContext | None:
@@ -271,4 +329,4 @@ def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
 
 
 def _host_of(address: Any) -> str:
-    return f"/{address[0]}"
+    return f"/{plain_address(address[0])}"

@@ -18,10 +18,11 @@ from semel.broker.configs import BrokerSettings, TopicSettings, topic_settings
 from semel.broker.descriptors import connections_max
 from semel.broker.durability import Durability, Fsync
 from semel.broker.failpoints import reach
-from semel.broker.fetch_sessions import FetchSessions
-from semel.broker.held_memory import HeldMemory
+from semel.broker.fetch_sessions import PARTITION_BYTES, FetchSessions
+from semel.broker.held_memory import CREDENTIALS_SHARE, FETCH_SESSIONS_SHARE, PRODUCERS_SHARE, RULES_SHARE, HeldMemory
 from semel.broker.listeners import ListenerSettings, check_listeners
 from semel.broker.metrics import Metrics
+from semel.broker.pacing import Pace, QuickLane, Slices, SlowLane, finish, finish_now
 from semel.broker.producer_ids import ProducerIds
 from semel.broker.sockets import Listener
 from semel.broker.storage.cleaner import plan_cleaning
@@ -29,10 +30,11 @@ from semel.broker.storage.data_directory import DataDirectory
 from semel.broker.storage.disk import Disk, RealDisk
 from semel.broker.storage.failures import StorageError
 from semel.broker.storage.log_settings import LogSettings
-from semel.broker.storage.partition import Partition
+from semel.broker.storage.partition import Partition, remove_directories
 from semel.broker.topics import Topic, TopicStore
 from semel.broker.transaction_runtime import CONSUMER_OFFSETS, TRANSACTION_STATE, TransactionRuntime
-from semel.errors import CorruptRecords
+from semel.core.producer_budget import ProducerBudget
+from semel.errors import CorruptRecords, RecordTooLarge
 
 if TYPE_CHECKING:
     from semel.broker.connection import Connection
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("semel.broker")
 
 _TICK_MS: Final = 100
+_PARTITIONS_AT_ONCE: Final = 16
+"""Opened or removed: some files are made or removed for each."""
+_PARTITIONS_LOOKED_AT_AT_ONCE: Final = 128
+_PRODUCERS_PER_STEP: Final = 256
 _FINISH_S: Final = 10.0
 _BOOT_META: Final = "boot_id"
 _EPOCH_META: Final = "leader_epoch"
@@ -102,7 +108,11 @@ class Broker:
         self._requests: dict[asyncio.Task[None], None] = {}
         """Those that wait for something, also when their clients have gone."""
         self.connections_max = connections_max()
-        self.held_memory = HeldMemory()
+        self.held_memory = HeldMemory(self.settings.client_memory_bytes_max)
+        self.producer_budget = ProducerBudget(self.held_memory.bytes_max // PRODUCERS_SHARE)
+        self.lane = SlowLane()
+        self.login_lane = SlowLane()
+        self.quick_lane = QuickLane()
         self._listeners: list[Listener] = []
         self._tick_task: asyncio.Task[None] | None = None
         self._due_ms: dict[str, int] = {}
@@ -123,24 +133,30 @@ class Broker:
             raise
         for listener in self._listeners:
             listener.start()
+            for warning in listener.settings.warnings():
+                _LOG.warning("%s", warning)
         self._schedule_tick()
 
     async def _recover(self) -> None:
         power_was_lost = self._was_power_lost()
         self.leader_epoch = self._stored_leader_epoch() + power_was_lost
         self._keep_leader_epoch()
-        self.producer_ids = ProducerIds(self.directory)
-        self.topics = TopicStore(self.directory, self, new_id=self.new_id)
+        self.producer_ids = ProducerIds(self.directory, self.durability.begin_write)
+        self.topics = TopicStore(self.directory, self, new_id=self.new_id, write_aside=self.durability.write_aside)
         self.settings = self.settings.with_dynamic(
             default=self.topics.broker_configs.get("", {}),
             own=self.topics.broker_configs.get(str(self.settings.node_id), {}),
         )
         self.settings.warn_of_unknown()
         self._init_security()
-        self.fetch_sessions = FetchSessions(self.settings.fetch_sessions_max, lambda: self.new_id().int)
+        self.fetch_sessions = FetchSessions(
+            self.settings.fetch_sessions_max,
+            lambda: self.new_id().int,
+            partitions_max=self.held_memory.bytes_max // FETCH_SESSIONS_SHARE // PARTITION_BYTES,
+        )
         self.transactions = TransactionRuntime(self)
         for topic in self.topics:
-            self._open(topic, range(topic.partition_count))
+            finish_now(self._open(topic, range(topic.partition_count)))
         self._remove_strangers()
         reach("after_partitions_opened")
         self.transactions.load(self.partitions_of(TRANSACTION_STATE))
@@ -240,7 +256,12 @@ class Broker:
 
         settings = self.settings
         self.credentials = CredentialStore(
-            plain=self.options.plain_users, scram=self.options.scram_users, store=self.directory
+            plain=self.options.plain_users,
+            scram=self.options.scram_users,
+            store=self.directory,
+            changed_max=settings.scram_credentials_max,
+            bytes_max=self.held_memory.bytes_max // CREDENTIALS_SHARE,
+            write_aside=self.durability.write_aside,
         )
         self.authorizer: Authorizer = AllowAll()
         if settings.authorizer_class_name:
@@ -248,6 +269,9 @@ class Broker:
                 [name.strip() for name in settings.super_users.split(";") if name.strip()],
                 settings.allow_everyone_if_no_acl_found,
                 self.directory,
+                rules_max=settings.rules_max,
+                bytes_max=self.held_memory.bytes_max // RULES_SHARE,
+                write_aside=self.durability.write_aside,
             )
 
     # Addresses.
@@ -273,7 +297,9 @@ class Broker:
         return self._partitions.get((topic, index))
 
     def partitions_of(self, topic: str) -> list[Partition]:
-        return [partition for partition in self._partitions.values() if partition.topic == topic]
+        found = self.topics.get(topic)
+        indexes = range(0 if found is None else found.partition_count)
+        return [self._partitions[topic, index] for index in indexes if (topic, index) in self._partitions]
 
     def all_partitions(self) -> Iterator[Partition]:
         return iter(list(self._partitions.values()))
@@ -288,13 +314,15 @@ class Broker:
     def acknowledges_after_sync(self) -> bool:
         return self.durability.mode is Fsync.ALWAYS
 
-    def _open(self, topic: Topic, indexes: Iterable[int]) -> None:
+    def _open(self, topic: Topic, indexes: Iterable[int]) -> Slices[None]:
         self.on_config(topic)
         opened: list[Partition] = []
         try:
             for index in indexes:
                 if opened:
                     reach("between_new_partitions")
+                if opened and len(opened) % _PARTITIONS_AT_ONCE == 0:
+                    yield
                 partition = self.directory.open_partition(
                     topic.name,
                     index,
@@ -302,6 +330,7 @@ class Broker:
                     now_ms=self.clock.now_ms(),
                     hold_high_watermark=self.acknowledges_after_sync,
                     leader_epoch=self.leader_epoch,
+                    producer_budget=self.producer_budget,
                 )
                 opened.append(partition)
         except StorageError:
@@ -318,21 +347,25 @@ class Broker:
                 _LOG.info("removing %s-%d, which belongs to no topic", name, index)
                 self.directory.open_partition(name, index, LogSettings(), now_ms=self.clock.now_ms()).delete()
 
-    def on_created(self, topic: Topic) -> None:
-        self._open(topic, range(topic.partition_count))
+    def on_created(self, topic: Topic) -> Slices[None]:
+        return self._open(topic, range(topic.partition_count))
 
-    def on_grown(self, topic: Topic, first_new: int) -> None:
-        self._open(topic, range(first_new, topic.partition_count))
+    def on_grown(self, topic: Topic, first_new: int) -> Slices[None]:
+        return self._open(topic, range(first_new, topic.partition_count))
 
-    def on_deleted(self, topic: Topic) -> None:
+    def on_deleted(self, topic: Topic) -> Slices[None]:
         del self._topic_settings[topic.name]
-        for index in range(topic.partition_count):
-            try:
-                self._partitions.pop((topic.name, index)).delete()
-            except StorageError as error:
-                self.note_storage_error(error)  # the next start removes what is left
+        deleted = [self._partitions.pop((topic.name, index)) for index in range(topic.partition_count)]
+        for partition in deleted:
+            partition.discard()
+        try:
+            for number, _ in enumerate(remove_directories(self.directory.files, [one.path for one in deleted])):
+                if number % _PARTITIONS_AT_ONCE == 0 and number > 0:
+                    yield
+        except StorageError as error:
+            self.note_storage_error(error)  # the next start removes what is left
         if self._has_groups:
-            self.groups.topic_deleted(topic.name)
+            yield from self.groups.topic_deleted(topic.name)
 
     def on_config(self, topic: Topic) -> None:
         settings = self._topic_settings[topic.name] = topic_settings(topic.configs, self.settings)
@@ -350,13 +383,14 @@ class Broker:
             listener.sasl_mechanisms,
             self.credentials,
             now_ms=self.clock.now_ms,
-            session_lifetime_ms=listener.session_lifetime_ms,
+            session_lifetime_ms=listener.session_lifetime_ms or self.settings.session_lifetime_ms,
         )
 
     def connection_opened(self, connection: Connection) -> None:
         if len(self._connections) >= self.connections_max:
             self._close_longest_idle()
         self._connections[connection] = None
+        connection.note_held()
         self.metrics.connections_opened += 1
 
     def _close_longest_idle(self) -> None:
@@ -399,37 +433,46 @@ class Broker:
     async def _tick(self) -> None:
         try:
             await self.transactions.tick()
-            if self._has_groups:
-                self.groups.tick()
-            self._keep_house()
+            await self._finish_soon(self._keep_house())
         except Exception:
             # One failed round must not end all time-outs; the next is a tenth of a second away.
             _LOG.exception("the broker's clock work failed")
             self.metrics.unexpected_errors += 1
         self._schedule_tick()
 
-    def _keep_house(self) -> None:
+    async def _finish_soon(self, work: Slices[None]) -> None:
+        """Do work by the clock: the first slice at once, and with it nearly always all, the others in their turns."""
+        for _ in work:
+            await finish(work, self.lane)
+
+    def _keep_house(self) -> Slices[None]:
         settings = self.settings
+        if self._has_groups:
+            yield from self.groups.tick()
         if self._is_due("connections", settings.connections_idle_max_ms // 10):
             self._close_idle()
         if self._is_due("retention", settings.retention_check_interval_ms):
-            self._for_each_partition(lambda partition: partition.apply_retention(self.clock.now_ms()))
+            yield from self._for_each_partition(self._apply_retention)
         self.durability.sync_soon([one for one in self.all_partitions() if one.has_unsynced_segments])
         is_idle = self._cleaning is None and settings.cleaner_enabled
         if is_idle and self._is_due("compaction", settings.cleaner_backoff_ms):
             self._cleaning = asyncio.ensure_future(self._clean())
         if self._is_due("producers", settings.producer_id_expiration_check_interval_ms):
-            self._for_each_partition(lambda partition: partition.expire_producers(self.clock.now_ms()))
+            yield from self._for_each_partition(self._expire_producers)
         expires = self._is_due("transactional ids", settings.transactional_id_expiration_check_interval_ms)
-        if expires and not self.transactions.try_expire():
+        if expires and not (yield from self.transactions.try_expire()):
             self._due_ms["transactional ids"] = self.clock.now_ms()  # with the next tick once more
         if self._has_groups and self._is_due("offsets", settings.offsets_retention_check_interval_ms):
-            self.groups.expire()
+            yield from self.groups.expire()
 
     async def _clean(self) -> None:
         """Compact what asks for it, one partition after the other, beside everything else."""
         try:
-            for partition in self.all_partitions():
+            for number, partition in enumerate(self.all_partitions()):
+                if number > 0 and number % _PARTITIONS_LOOKED_AT_AT_ONCE == 0:
+                    await self.lane.wait_turn()
+                if not self._is_open(partition):
+                    continue
                 cleaning = None if self._is_stopping else plan_cleaning(partition, self.clock.now_ms())
                 if cleaning is None:
                     continue
@@ -439,7 +482,7 @@ class Broker:
                         await self.durability.wait_committed(list(self.all_partitions()))
                     await self.durability.run_aside(cleaning.run)
                     cleaning.finish()
-                except (StorageError, CorruptRecords) as error:
+                except (StorageError, CorruptRecords, RecordTooLarge) as error:
                     self.note_storage_error(error)
         finally:
             self._cleaning = None
@@ -451,12 +494,32 @@ class Broker:
         self._due_ms[what] = now_ms + interval_ms
         return True
 
-    def _for_each_partition(self, work: Callable[[Partition], object]) -> None:
+    def _apply_retention(self, partition: Partition) -> bool:
+        return partition.apply_retention(self.clock.now_ms()) > 0  # files are removed, and some are synced before
+
+    def _expire_producers(self, partition: Partition) -> bool:
+        partition.expire_producers(self.clock.now_ms())
+        return False
+
+    def _for_each_partition(self, work: Callable[[Partition], bool]) -> Slices[None]:
+        """`work` says whether it has kept the disk busy: then the next partition has the next turn."""
+        pace = Pace(_PARTITIONS_LOOKED_AT_AT_ONCE)
         for partition in self.all_partitions():
+            if not self._is_open(partition):
+                continue  # it was deleted while others had their turns
+            was_long = True
             try:
-                work(partition)
+                was_long = work(partition)
             except StorageError as error:
                 self.note_storage_error(error)
+            steps = (
+                _PARTITIONS_LOOKED_AT_AT_ONCE if was_long else 1 + len(partition.log.producers) // _PRODUCERS_PER_STEP
+            )
+            if pace.is_over(steps):
+                yield
+
+    def _is_open(self, partition: Partition) -> bool:
+        return self._partitions.get((partition.topic, partition.index)) is partition
 
     def _close_idle(self) -> None:
         oldest_ms = self.clock.now_ms() - self.settings.connections_idle_max_ms

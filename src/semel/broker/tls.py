@@ -9,6 +9,7 @@ from typing import Any, Final
 from semel.broker.listeners import ListenerSettings
 from semel.errors import ConfigError
 from semel.pem_files import load_authorities, load_certificate
+from semel.private_files import refuse_readable_by_all
 
 ANONYMOUS: Final = "User:ANONYMOUS"
 
@@ -39,6 +40,7 @@ def server_context(listener: ListenerSettings) -> ssl.SSLContext:
         key_setting="the key of the broker's certificate",
         password_setting="the password of the key",
     )
+    refuse_readable_by_all(settings.key_path or settings.certificate_path, "The key of the broker's certificate")
     if settings.client_ca_path is not None:
         load_authorities(context, settings.client_ca_path, setting="The authority of client certificates")
     context.verify_mode = _VERIFY_MODES[settings.client_auth]

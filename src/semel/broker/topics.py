@@ -1,7 +1,8 @@
 """The topics there are: their ids, partition counts and configs, kept in one small file that is replaced whole.
 
 Deciding (`decide_*`) checks by Kafka's rules and changes nothing; `create`, `grow`, `alter_config` and `delete` make
-the change durable and then tell the broker, which opens and closes partitions.
+the change durable and then tell the broker, which opens and closes partitions. Another thread writes the file: one
+change at a time waits for it, and nobody sees a change before it is durable.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kio.schema.errors import ErrorCode
 from semel.broker.config_types import InvalidConfig
 from semel.broker.configs import BrokerSettings
 from semel.broker.failpoints import reach
+from semel.broker.pacing import ChangeLock, Slices, finish_now, write_now
 from semel.broker.storage.failures import StorageError
 from semel.broker.topic_configs import SEGMENT_BYTES_MIN, check_together, parse_topic_configs
 from semel.broker.topic_names import colliding, refuse_bad_name
@@ -28,6 +30,7 @@ from semel.errors import ConfigError
 
 if TYPE_CHECKING:
     from semel.broker.acls import MetaStore
+    from semel.broker.pacing import WriteAside
 
 _LOG: Final = logging.getLogger("semel.broker")
 
@@ -62,33 +65,46 @@ class Topic:
 
 
 class TopicListener(Protocol):
-    """What is done when topics change. The change is durable by then.
+    """What is done when topics change, in slices. The change is durable by then.
 
     An OSError or StorageError from `on_created` and `on_grown` undoes the change; they leave nothing open behind.
     """
 
-    def on_created(self, topic: Topic, /) -> None: ...
-    def on_deleted(self, topic: Topic, /) -> None: ...
-    def on_grown(self, topic: Topic, first_new: int, /) -> None: ...
+    def on_created(self, topic: Topic, /) -> Slices[None]: ...
+    def on_deleted(self, topic: Topic, /) -> Slices[None]: ...
+    def on_grown(self, topic: Topic, first_new: int, /) -> Slices[None]: ...
     def on_config(self, topic: Topic, /) -> None: ...
 
 
 class TopicStore:
     """All topics by name and by id, the cluster's id, and the broker configs that were altered while running."""
 
-    def __init__(self, meta: MetaStore, listener: TopicListener, *, new_id: Callable[[], UUID]) -> None:
+    def __init__(
+        self,
+        meta: MetaStore,
+        listener: TopicListener,
+        *,
+        new_id: Callable[[], UUID],
+        write_aside: WriteAside = write_now,
+    ) -> None:
         self._meta = meta
+        self._write_aside = write_aside
+        self._lock = ChangeLock()
         self._listener = listener
         self._new_id = new_id
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[UUID, Topic] = {}
         self._lines: dict[str, tuple[Topic, str]] = {}
+        self._changing: set[str] = set()
+        """Topics whose partitions are being opened or removed. Who wants to change one of them waits."""
+        self.partition_count = 0
+        """Of all topics but the internal ones."""
         self.broker_configs: dict[str, dict[str, str]] = {}
         """Dynamic broker configs by the broker's id as text; "" stands for all brokers."""
         stored = meta.read_meta(META_NAME)
         if stored is None:
             self.cluster_id = _new_cluster_id(new_id)
-            self._write(self._topics)
+            finish_now(self._write(self._topics, self.broker_configs))
         else:
             self._load(_parse(stored))
 
@@ -108,6 +124,10 @@ class TopicStore:
 
     def __contains__(self, name: object) -> bool:
         return name in self._topics
+
+    def is_ready(self, name: str) -> bool:
+        """Whether there is such a topic, and none of its partitions is still to be opened."""
+        return name in self._topics and name not in self._changing
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 
@@ -129,14 +149,13 @@ class TopicStore:
             raise Refused(
                 ErrorCode.invalid_topic_exception, f"Topic '{name}' is internal: the broker creates it itself."
             )
-        other = colliding(name, self._topics)
-        if other is not None:
-            raise Refused(ErrorCode.invalid_topic_exception, f"Topic '{name}' collides with existing topic: {other}")
+        self._refuse_collision(name)
         texts = decide_configs(configs or {}, settings)
         if assignments:
             count = _count_by_assignments(assignments, partition_count, replication_factor, settings)
         else:
             count = _count_by_numbers(partition_count, replication_factor, settings)
+        self._refuse_too_many(count, settings)
         return Topic(name, self._new_topic_id(), count, texts)
 
     def decide_internal(self, name: str, settings: BrokerSettings) -> Topic:
@@ -182,64 +201,166 @@ class TopicStore:
                 )
             for broker_ids in assignments:
                 _refuse_bad_replicas(broker_ids, settings)
+        self._refuse_too_many(count - topic.partition_count, settings)
         return replace(topic, partition_count=count)
+
+    def _refuse_collision(self, name: str) -> None:
+        other = colliding(name, self._topics)
+        if other is not None:
+            raise Refused(ErrorCode.invalid_topic_exception, f"Topic '{name}' collides with existing topic: {other}")
+
+    def _refuse_too_many(self, new: int, settings: BrokerSettings) -> None:
+        if self.partition_count + new > settings.partitions_max:
+            raise Refused(
+                ErrorCode.policy_violation,
+                f"The broker has {self.partition_count:,} partitions; with {new:,} more it would be over "
+                f"the {settings.partitions_max:,} that semel.partitions.max and semel.client.memory.max.bytes allow. "
+                "Nothing was created. Delete topics, or raise these settings.",
+            )
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
     def create(self, topic: Topic) -> Topic:
         """Create what `decide_create` gave. Durable when this returns."""
-        self._change({**self._topics, topic.name: topic})
-        reach("after_topic_stored")
+        return finish_now(self.create_in_slices(topic))
+
+    def create_in_slices(self, topic: Topic, settings: BrokerSettings | None = None) -> Slices[Topic]:
+        """The same, where others may have their turns. With `settings`, what they have created by then counts too."""
+        yield from self._begin(topic.name)
         try:
-            self._listener.on_created(topic)
-        except DISK_FAILURES as error:
-            self._undo({name: there for name, there in self._topics.items() if name != topic.name}, error)
+
+            def decide(topics: dict[str, Topic]) -> dict[str, Topic]:
+                if topic.name in topics:
+                    raise Refused(ErrorCode.topic_already_exists, f"Topic '{topic.name}' already exists.")
+                if settings is not None:
+                    self._refuse_collision(topic.name)
+                    self._refuse_too_many(topic.partition_count, settings)
+                return {**topics, topic.name: topic}
+
+            yield from self._change(decide)
+            reach("after_topic_stored")
+            try:
+                yield from self._listener.on_created(topic)
+            except DISK_FAILURES as error:
+                yield from self._undo(
+                    lambda topics: {name: there for name, there in topics.items() if name != topic.name}, error
+                )
+        finally:
+            self._changing.discard(topic.name)
         return topic
+
+    def _begin(self, name: str) -> Slices[None]:
+        """Wait until nobody else changes the topic."""
+        while name in self._changing:
+            yield self._lock.pause
+        self._changing.add(name)
 
     def ensure_internal(self, name: str, settings: BrokerSettings) -> Topic:
         """The internal topic of this name, created first if it is missing."""
-        return self._topics.get(name) or self.create(self.decide_internal(name, settings))
+        there = self._topics.get(name)
+        if there is None and self._lock.is_held:
+            raise Refused(ErrorCode.coordinator_not_available, f"{name} cannot be created at this moment.")
+        return there or self.create(self.decide_internal(name, settings))
+
+    def ensure_internal_in_slices(self, name: str, settings: BrokerSettings) -> Slices[Topic]:
+        """The same, where others may have their turns."""
+        while not self.is_ready(name):
+            if name in self._changing:
+                yield self._lock.pause
+            else:
+                yield from self.create_in_slices(self.decide_internal(name, settings))
+        return self._topics[name]
 
     def grow(self, topic: Topic) -> Topic:
         """Add the partitions that `decide_grow` gave. Durable when this returns."""
-        before = self._topics[topic.name]
-        self._change({**self._topics, topic.name: topic})
+        return finish_now(self.grow_in_slices(topic.name, lambda: topic))
+
+    def grow_in_slices(self, name: str, decide: Callable[[], Topic]) -> Slices[Topic]:
+        """The same, where others may have their turns before and between. `decide` is called at the right time."""
+        yield from self._begin(name)
         try:
-            self._listener.on_grown(topic, before.partition_count)
-        except DISK_FAILURES as error:
-            self._undo({**self._topics, topic.name: before}, error)
+            before = self._topics.get(name)
+            yield from self._change(lambda topics: {**topics, name: decide()})
+            topic = self._topics[name]
+            assert before is not None, "a topic that is not there cannot have been grown"
+            try:
+                yield from self._listener.on_grown(topic, before.partition_count)
+            except DISK_FAILURES as error:
+                yield from self._undo(
+                    lambda topics: {**topics, name: replace(topics[name], partition_count=before.partition_count)},
+                    error,
+                )
+        finally:
+            self._changing.discard(name)
         return topic
 
     def alter_config(self, name: str, configs: Mapping[str, str]) -> Topic:
         """Replace a topic's configs by these, which `decide_configs` has checked."""
-        topic = replace(self._topics[name], configs=dict(configs))
-        self._change({**self._topics, name: topic})
+        return finish_now(self.alter_config_in_slices(name, lambda _: configs))
+
+    def alter_config_in_slices(self, name: str, decide: Callable[[Topic], Mapping[str, str]]) -> Slices[Topic]:
+        """Replace a topic's configs by what `decide` makes of the topic at the right time."""
+
+        def change(topics: dict[str, Topic]) -> dict[str, Topic]:
+            there = topics.get(name)
+            if there is None:
+                raise Refused(ErrorCode.unknown_topic_or_partition, f"The topic '{name}' does not exist.")
+            return {**topics, name: replace(there, configs=dict(decide(there)))}
+
+        yield from self._change(change)
+        topic = self._topics[name]
         self._listener.on_config(topic)
         return topic
 
     def delete(self, name: str) -> Topic:
         """Forget a topic. Once this is durable its partitions are nobody's, whatever of them is still on disk."""
-        topic = self._topics[name]
-        self._change({other: there for other, there in self._topics.items() if other != name})
-        reach("after_topic_forgotten")
+        return finish_now(self.delete_in_slices(name))
+
+    def delete_in_slices(self, name: str) -> Slices[Topic]:
+        """The same, where others may have their turns between the partitions."""
+        yield from self._begin(name)
         try:
-            self._listener.on_deleted(topic)
-        except DISK_FAILURES as error:
-            _LOG.warning("topic %s is deleted, but not all of its files: %s", name, error)
+            if name not in self._topics:
+                raise Refused(ErrorCode.unknown_topic_or_partition, f"Topic '{name}' was deleted by another request.")
+            topic = self._topics[name]
+
+            def forget(topics: dict[str, Topic]) -> dict[str, Topic]:
+                nonlocal topic
+                topic = topics[name]
+                return {other: there for other, there in topics.items() if other != name}
+
+            yield from self._change(forget)
+            reach("after_topic_forgotten")
+            try:
+                yield from self._listener.on_deleted(topic)
+            except DISK_FAILURES as error:
+                _LOG.warning("topic %s is deleted, but not all of its files: %s", name, error)
+        finally:
+            self._changing.discard(name)
         return topic
 
     def alter_broker_config(self, broker: str, configs: Mapping[str, str]) -> None:
-        """Replace the dynamic configs of a broker ("" for all). Every topic's defaults may have changed with them:
-        whoever calls this puts the new settings in force and then calls `reconfigure_all`."""
-        before = self.broker_configs
-        self.broker_configs = {name: texts for name, texts in before.items() if name != broker}
-        if configs:
-            self.broker_configs[broker] = dict(configs)
-        try:
-            self._change(self._topics)
-        except Refused:
-            self.broker_configs = before
-            raise
+        """Replace the dynamic configs of a broker ("" for all)."""
+        finish_now(self.alter_broker_config_in_slices(broker, lambda: configs))
+
+    def alter_broker_config_in_slices(self, broker: str, decide: Callable[[], Mapping[str, str]]) -> Slices[None]:
+        """The same with what `decide` says at the right time.
+
+        Every topic's defaults may have changed with them: the caller puts the new settings in force and then calls
+        `reconfigure_all`.
+        """
+
+        def change() -> Slices[None]:
+            configs = {name: texts for name, texts in self.broker_configs.items() if name != broker}
+            if texts := decide():
+                configs[broker] = dict(texts)
+            try:
+                yield from self._write(self._topics, configs)
+            except DISK_FAILURES as error:
+                raise _not_stored(error) from error
+            self.broker_configs = configs
+
+        return self._lock.hold(change)
 
     def reconfigure_all(self) -> None:
         for topic in self:
@@ -247,36 +368,49 @@ class TopicStore:
 
     # -- on disk -------------------------------------------------------------------------------------------------------
 
-    def _change(self, topics: dict[str, Topic]) -> None:
-        try:
-            self._write(topics)
-        except DISK_FAILURES as error:
-            raise _not_stored(error) from error
-        self._replay(topics)
+    def _change(self, decide: Callable[[dict[str, Topic]], dict[str, Topic]]) -> Slices[None]:
+        """Store the topics that `decide` makes of those there are, and then let them take effect."""
 
-    def _undo(self, topics: dict[str, Topic], cause: Exception) -> None:
+        def change() -> Slices[None]:
+            topics = decide(self._topics)
+            try:
+                yield from self._write(topics, self.broker_configs)
+            except DISK_FAILURES as error:
+                raise _not_stored(error) from error
+            self._replay(topics)
+
+        return self._lock.hold(change)
+
+    def _undo(self, decide: Callable[[dict[str, Topic]], dict[str, Topic]], cause: Exception) -> Slices[None]:
         # In memory the change is taken back in any case. If the disk refuses this too, the next start finds the
         # topic with empty partitions: the client was told of an error, so either is a right outcome.
-        self._replay(topics)
-        try:
-            self._write(topics)
-        except DISK_FAILURES as error:
-            raise _not_stored(error) from cause
+        def change() -> Slices[None]:
+            topics = decide(self._topics)
+            self._replay(topics)
+            try:
+                yield from self._write(topics, self.broker_configs)
+            except DISK_FAILURES as error:
+                raise _not_stored(error) from cause
+
+        yield from self._lock.hold(change)
         raise _not_stored(cause) from cause
 
     def _replay(self, topics: dict[str, Topic]) -> None:
         self._topics = topics
         self._by_id = {topic.topic_id: topic for topic in topics.values()}
+        self.partition_count = sum(topic.partition_count for topic in topics.values() if not topic.is_internal)
 
-    def _write(self, topics: Mapping[str, Topic]) -> None:
-        head = {
-            "version": META_VERSION,
-            "cluster_id": self.cluster_id,
-            "broker_configs": self.broker_configs,
-        }
+    def _write(self, topics: Mapping[str, Topic], broker_configs: Mapping[str, Mapping[str, str]]) -> Slices[None]:
+        head = {"version": META_VERSION, "cluster_id": self.cluster_id, "broker_configs": broker_configs}
         self._lines = {topic.name: (topic, self._line(topic)) for topic in topics.values()}
-        lines = ",\n".join(line for _, line in self._lines.values())
-        self._meta.write_meta(META_NAME, f'{json.dumps(head)[:-1]}, "topics": [\n{lines}\n]}}\n'.encode())
+        lines = [line for _, line in self._lines.values()]
+
+        def write() -> None:
+            joined = ",\n".join(lines)
+            text = f'{json.dumps(head)[:-1]}, "topics": [\n{joined}\n]}}\n'
+            self._meta.write_meta(META_NAME, text.encode())
+
+        return self._write_aside(write)
 
     def _line(self, topic: Topic) -> str:
         """Kept as text: writing all topics anew for each would make a request for a thousand of them last minutes."""

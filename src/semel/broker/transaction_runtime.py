@@ -8,13 +8,15 @@ Recovery finds either no decision, and the time-out aborts; or a decision, and i
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kio.schema.errors import ErrorCode
 
 from semel.broker.failpoints import reach
+from semel.broker.held_memory import TRANSACTIONAL_IDS_SHARE, Table
+from semel.broker.pacing import Slices, finish
 from semel.broker.storage.failures import StorageError
 from semel.core.coordinator_hash import coordinator_partition
 from semel.core.refusal import Refused
@@ -49,6 +51,13 @@ TRANSACTION_STATE: Final = "__transaction_state"
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
 COORDINATOR_EPOCH: Final = 0
 FIRST_VERSION_WITH_TAGS: Final = 1
+_ID_BYTES: Final = 1_500
+"""About what a transactional id takes besides its name, also while its transaction is open."""
+_PARTITION_BYTES: Final = 200
+"""About what each partition of an open transaction takes there."""
+_MARKERS_AT_ONCE: Final = 8
+"""Each of them may begin a new segment."""
+_ENDED_AT_ONCE: Final = 16
 
 
 class TransactionRuntime:
@@ -57,6 +66,15 @@ class TransactionRuntime:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.coordinator = TransactionCoordinator(_settings_of(broker.settings))
+        self._table = Table(
+            "transactional ids",
+            broker.held_memory.bytes_max // TRANSACTIONAL_IDS_SHARE,
+            lambda: sum(
+                _ID_BYTES + len(one.transactional_id) + _PARTITION_BYTES * len(one.partitions)
+                for one in self.coordinator
+            ),
+            broker.clock.now_ms,
+        )
         self._changing: set[str] = set()
         """Ids whose next state is on its way to the disk. Whoever asks meanwhile is told to come again."""
         self._committed_ends: dict[tuple[int, TopicPartition], int] = {}
@@ -67,8 +85,14 @@ class TransactionRuntime:
     async def init_producer_id(
         self, transactional_id: str, timeout_ms: int, producer_id: int, producer_epoch: int
     ) -> ProducerIdentity:
-        self._broker.ensure_internal_topic(TRANSACTION_STATE)
+        if not self._broker.topics.is_ready(TRANSACTION_STATE):
+            await finish(
+                self._broker.topics.ensure_internal_in_slices(TRANSACTION_STATE, self._broker.settings),
+                self._broker.lane,
+            )
         self._refuse_while_changing(transactional_id)
+        if self.coordinator.get(transactional_id) is None:
+            self._table.take(_ID_BYTES + len(transactional_id), ErrorCode.policy_violation)
         decision = self.coordinator.decide_init_producer_id(
             transactional_id,
             timeout_ms,
@@ -98,6 +122,9 @@ class TransactionRuntime:
             client_version=client_version,
         )
         if decision.record is not None:
+            before = self.coordinator.get(transactional_id)
+            added = len(decision.record.partitions) - (0 if before is None else len(before.partitions))
+            self._table.take(_PARTITION_BYTES * added, ErrorCode.policy_violation)
             # Not synced: after a loss of power every open transaction is aborted, whatever is known of it.
             self._log(decision.record)
 
@@ -136,15 +163,14 @@ class TransactionRuntime:
         """Abort what is over its time, finish what a full disk has held up."""
         now_ms = self._broker.clock.now_ms()
         if (deadline_ms := self.coordinator.next_deadline_ms()) is not None and deadline_ms <= now_ms:
-            decisions = self.coordinator.decide_timeouts(
-                now_ms=now_ms, new_producer_id=self._broker.producer_ids.next_id
-            )
-            judged = [(self.coordinator.get(one.record.transactional_id), one) for one in decisions if one.record]
-            for metadata, decision in judged:
-                if metadata is not None and self._is_still(metadata):
-                    self._broker.metrics.transactions_timed_out += 1
-                    await self._try_carry_out(decision)
-        for metadata in self.coordinator.unfinished():
+            late = self.coordinator.late_ids(now_ms)
+            for start in range(0, len(late), _ENDED_AT_ONCE):
+                if start > 0:
+                    await self._broker.lane.wait_turn()
+                await self._time_out(late[start : start + _ENDED_AT_ONCE], now_ms)
+        for number, metadata in enumerate(self.coordinator.unfinished()):
+            if number > 0 and number % _ENDED_AT_ONCE == 0:
+                await self._broker.lane.wait_turn()
             if self._is_still(metadata):
                 self._changing.add(metadata.transactional_id)
                 try:
@@ -152,15 +178,29 @@ class TransactionRuntime:
                 finally:
                     self._changing.discard(metadata.transactional_id)
 
+    async def _time_out(self, transactional_ids: Sequence[str], now_ms: int) -> None:
+        decisions = self.coordinator.decide_timeouts(
+            now_ms=now_ms, new_producer_id=self._broker.producer_ids.next_id, among=transactional_ids
+        )
+        judged = [(self.coordinator.get(one.record.transactional_id), one) for one in decisions if one.record]
+        for metadata, decision in judged:
+            if metadata is not None and self._is_still(metadata):
+                self._broker.metrics.transactions_timed_out += 1
+                await self._try_carry_out(decision)
+
     def _is_still(self, metadata: TransactionMetadata) -> bool:
         """While the one before it was waited for, its owner may have gone on: what was decided then is void."""
         name = metadata.transactional_id
         return name not in self._changing and self.coordinator.get(name) is metadata
 
-    def try_expire(self) -> bool:
+    def try_expire(self) -> Slices[bool]:
         """Forget ids that nobody has used for long. False where the disk was full: the rest is for the next time."""
-        for transactional_id in self.coordinator.decide_expirations(now_ms=self._broker.clock.now_ms()):
-            if transactional_id in self._changing:
+        expired = self.coordinator.decide_expirations(now_ms=self._broker.clock.now_ms())
+        known = [self.coordinator.get(transactional_id) for transactional_id in expired]
+        for number, (transactional_id, metadata) in enumerate(zip(expired, known, strict=True)):
+            if number > 0 and number % _ENDED_AT_ONCE == 0:
+                yield
+            if metadata is None or not self._is_still(metadata):
                 continue
             try:
                 self._append(transactional_id, [encode_tombstone(transactional_id)])
@@ -338,11 +378,14 @@ class TransactionRuntime:
         """Write the markers and log that they are written. With a full disk it is tried again at the next tick."""
         marker = marker_of(metadata)
         partitions = self._existing(metadata.partitions)
+        ends = dict(zip(sorted(metadata.partitions), metadata.end_offsets, strict=False))
         try:
             for number, partition in enumerate(partitions):
                 if number > 0:
                     reach("between_markers")
-                if _is_of_a_later_transaction(partition, metadata):
+                if number > 0 and number % _MARKERS_AT_ONCE == 0:
+                    await self._broker.lane.wait_turn()
+                if _is_of_a_later_transaction(partition, metadata.producer_id, ends):
                     continue
                 self._mark(
                     partition,
@@ -435,13 +478,13 @@ class TransactionRuntime:
             raise Refused(ErrorCode.concurrent_transactions, f"{transactional_id!r} is being changed at this moment")
 
 
-def _is_of_a_later_transaction(partition: Partition, metadata: TransactionMetadata) -> bool:
+def _is_of_a_later_transaction(partition: Partition, producer_id: int, ends: Mapping[TopicPartition, int]) -> bool:
     """Whether what the producer has open there began after this commit was decided: its marker is there already."""
-    if not metadata.end_offsets:
+    end = ends.get((partition.topic, partition.index))
+    if end is None:
         return False
-    number = sorted(metadata.partitions).index((partition.topic, partition.index))
-    first_offset = partition.log.producer_checks_for_transaction(metadata.producer_id)
-    return first_offset is not None and first_offset >= metadata.end_offsets[number]
+    first_offset = partition.log.producer_checks_for_transaction(producer_id)
+    return first_offset is not None and first_offset >= end
 
 
 def _settings_of(settings: BrokerSettings) -> TransactionSettings:

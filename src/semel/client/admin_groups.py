@@ -11,7 +11,7 @@ from kio.schema.consumer_protocol_assignment.v0 import ConsumerProtocolAssignmen
 from kio.serial import entity_reader
 
 from semel.client.cluster import Cluster, CoordinatorKind
-from semel.client.item_calls import ItemAnswer, Route, call_for_items, coordinator, on_every_broker
+from semel.client.item_calls import ItemAnswer, Route, call_for_items, coordinator, flat_names, on_every_broker
 from semel.client.leader_calls import by_topic, describe
 from semel.client.partitions import ByPartition, TopicPartition, by_partition
 from semel.client.retry import Patience
@@ -83,7 +83,7 @@ class GroupAdmin:
 
         return sorted(on_every_broker(self._cluster, listed_by), key=lambda listed: listed.group)
 
-    def describe_groups(self, *groups: str) -> dict[str, GroupDescription]:
+    def describe_groups(self, *groups: str | Iterable[str]) -> dict[str, GroupDescription]:
         """State and members of classic groups.
 
         >>> from semel import Admin
@@ -92,7 +92,7 @@ class GroupAdmin:
         'Dead'
         """
         described: dict[str, GroupDescription] = {}
-        for group in groups:
+        for group in flat_names(groups):
             described |= call_for_items(
                 self._cluster,
                 self._coordinator(group),
@@ -104,9 +104,9 @@ class GroupAdmin:
             )
         return described
 
-    def delete_groups(self, *groups: str) -> None:
+    def delete_groups(self, *groups: str | Iterable[str]) -> None:
         """Delete groups without members, and the offsets they have committed."""
-        for group in groups:
+        for group in flat_names(groups):
             call_for_items(
                 self._cluster,
                 self._coordinator(group),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Never
 from uuid import UUID
 
 from semel.client.cluster import Cluster
 from semel.client.config import Isolation
-from semel.client.item_calls import ItemAnswer, Route, any_broker, broker, call_for_items, controller
+from semel.client.item_calls import ItemAnswer, Route, any_broker, broker, call_for_items, controller, flat_names
 from semel.client.leader_calls import PartitionAnswer, by_topic, call_leaders
 from semel.client.offsets import ListedOffset, When, list_offsets
 from semel.client.partitions import ByPartition, TopicPartition, by_partition
@@ -43,6 +44,17 @@ class TopicDescription:
     """None from brokers before Kafka 2.8."""
     is_internal: bool
     partitions: tuple[PartitionDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTopic:
+    """What one look at a topic shows. Only `code` means anything if it is an error."""
+
+    code: ErrorCode
+    partitions: int
+    is_internal: bool
+    may_write: bool
+    """True where the broker does not tell (before 2.3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +100,22 @@ class Features:
     transaction_protocol: int
 
 
+_OTHER_NAMES: Final[Mapping[str, str]] = {
+    "num_partitions": "partitions",
+    "replication_factor": "replication",
+    "configs": "config",
+    "topic_config": "config",
+    "topic_configs": "config",
+}
+"""What other clients call the arguments of `create_topics`."""
+
+
+def _wrong_argument(name: str) -> TypeError:
+    known = ("partitions", "replication", "config")
+    right = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, known, n=1) or known
+    return TypeError(f"create_topics() has no argument {name!r}: write {' or '.join(f'{one}=' for one in right)}.")
+
+
 class TopicAdmin:
     """The part of `Admin` about topics; also on its own, for those who ask for no more."""
 
@@ -97,14 +125,23 @@ class TopicAdmin:
     # -- topics ----------------------------------------------------------------------------------------------------
 
     def create_topics(
-        self, *names: str, partitions: int = -1, replication: int = -1, config: Mapping[str, str] | None = None
+        self,
+        *names: str | Iterable[str],
+        partitions: int = -1,
+        replication: int = -1,
+        config: Mapping[str, str] | None = None,
+        **unknown: Never,
     ) -> None:
-        """Create topics of one shape; -1 is the broker's default.
+        """Create topics of one shape; -1 is the broker's default. Names may come as a list.
 
         >>> from semel import Admin
         >>> with Admin({"bootstrap.servers": bootstrap}) as admin:
         ...     admin.create_topics("balances", partitions=6, config={"cleanup.policy": "compact"})
         """
+
+        if unknown:
+            raise _wrong_argument(next(iter(unknown)))
+        topics = flat_names(names)
 
         def fields(asked: Sequence[str]) -> Mapping[str, Any]:
             configs = [{"name": key, "value": value} for key, value in (config or {}).items()]
@@ -120,21 +157,22 @@ class TopicAdmin:
             self._cluster,
             controller(self._cluster),
             Api.CREATE_TOPICS,
-            names,
+            topics,
             fields,
             lambda response: (ItemAnswer(t.name, t.error_code, None, t.error_message) for t in response.topics),
             what=_topic,
             done_already=ErrorCode.topic_already_exists,
         )
-        self._cluster.forget_leaders(names)
+        self._cluster.forget_leaders(topics)
 
-    def delete_topics(self, *names: str) -> None:
+    def delete_topics(self, *names: str | Iterable[str]) -> None:
         """Delete topics and all their records."""
+        topics = flat_names(names)
         call_for_items(
             self._cluster,
             controller(self._cluster),
             Api.DELETE_TOPICS,
-            names,
+            topics,
             lambda asked: {"topic_names": asked, "timeout": self._timeout_ms},
             lambda response: (ItemAnswer(t.name, t.error_code, None) for t in response.responses),
             what=_topic,
@@ -142,7 +180,7 @@ class TopicAdmin:
             # A topic that is not there is an answer here, and no reason to wait for it to appear.
             patience=self._cluster.patience(_MISSING_TOPIC_PATIENCE_MS),
         )
-        self._cluster.forget_leaders(names)
+        self._cluster.forget_leaders(topics)
 
     def create_partitions(self, topic: str, count: int) -> None:
         """Give a topic more partitions, `count` in all. Keys then go to other partitions than before."""
@@ -166,13 +204,13 @@ class TopicAdmin:
         response = self._metadata(None)
         return sorted(topic.name for topic in response.topics if include_internal or not topic.is_internal)
 
-    def describe_topics(self, *names: str) -> dict[str, TopicDescription]:
+    def describe_topics(self, *names: str | Iterable[str]) -> dict[str, TopicDescription]:
         """Partitions, leaders and replicas of these topics."""
         return call_for_items(
             self._cluster,
             any_broker(),
             Api.METADATA,
-            names,
+            flat_names(names),
             _metadata_fields,
             lambda response: (ItemAnswer(t.name, t.error_code, _read_topic(t)) for t in response.topics),
             what=_topic,
@@ -196,13 +234,18 @@ class TopicAdmin:
         )
         return answers[topic] == _NOT_TOLD or bool(answers[topic] >> _WRITE & 1)
 
-    def _metadata(self, names: Sequence[str] | None) -> Any:
+    def find_topics(self, *names: str) -> dict[str, FoundTopic]:
+        """One look at topics that may not be there or may be closed to this user: each with its own error code."""
+        response = self._metadata(names, include_rights=True)
+        return {topic.name: _read_found(topic) for topic in response.topics}
+
+    def _metadata(self, names: Sequence[str] | None, *, include_rights: bool = False) -> Any:
         everything = call_for_items(
             self._cluster,
             any_broker(),
             Api.METADATA,
             ["the cluster's topics"],
-            lambda asked: _metadata_fields(names),
+            lambda asked: {**_metadata_fields(names), "include_topic_authorized_operations": include_rights},
             lambda response: [ItemAnswer("the cluster's topics", ErrorCode.none, response)],
             what=str,
         )
@@ -362,6 +405,12 @@ def _read_topic(topic: Any) -> TopicDescription:
         for item in sorted(topic.partitions, key=lambda item: item.partition_index)
     )
     return TopicDescription(topic.name, getattr(topic, "topic_id", None), topic.is_internal, tuple(partitions))
+
+
+def _read_found(topic: Any) -> FoundTopic:
+    rights = getattr(topic, "topic_authorized_operations", _NOT_TOLD)
+    may_write = rights == _NOT_TOLD or bool(rights >> _WRITE & 1)
+    return FoundTopic(topic.error_code, len(topic.partitions), topic.is_internal, may_write)
 
 
 def _read_config(item: Any) -> ConfigEntry:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semel.client.cluster import Cluster, CoordinatorKind
-from semel.client.item_calls import ItemAnswer, Route, call_for_items, coordinator, on_every_broker
+from semel.client.item_calls import ItemAnswer, Route, call_for_items, coordinator, flat_names, on_every_broker
 from semel.client.leader_calls import PartitionAnswer, by_topic, call_leaders
 from semel.client.partitions import TopicPartition
 from semel.wire import Api
@@ -78,7 +78,7 @@ class TransactionAdmin:
 
         return sorted(on_every_broker(self._cluster, listed_by), key=lambda listed: listed.transactional_id)
 
-    def describe_transactions(self, *transactional_ids: str) -> dict[str, TransactionDescription]:
+    def describe_transactions(self, *transactional_ids: str | Iterable[str]) -> dict[str, TransactionDescription]:
         """What the coordinators know of these transactional ids.
 
         >>> from semel import Admin, Producer
@@ -90,7 +90,7 @@ class TransactionAdmin:
         'Ongoing'
         """
         described: dict[str, TransactionDescription] = {}
-        for transactional_id in transactional_ids:
+        for transactional_id in flat_names(transactional_ids):
             described |= call_for_items(
                 self._cluster,
                 coordinator(self._cluster, CoordinatorKind.TRANSACTION, transactional_id),

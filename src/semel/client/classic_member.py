@@ -129,11 +129,11 @@ class ClassicMember:
         fields = {"protocol_type": _PROTOCOL_TYPE, "protocol_name": self._protocol_name, "assignments": assignments}
         return Ask(Api.SYNC_GROUP, {**self._who(), **fields}, self._config.rebalance_timeout_ms + _JOIN_GRACE_MS)
 
-    def leave(self) -> Ask | None:
-        """A static member just goes: its place is kept until its session ends (KIP-345)."""
-        if not self._member_id or self._config.group_instance_id is not None:
+    def leave(self, *, for_good: bool = False) -> Ask | None:
+        instance = self._config.group_instance_id
+        if not self._member_id or (instance is not None and not for_good):
             return None
-        who = {"member_id": self._member_id, "group_instance_id": None, "reason": "the session was closed"}
+        who = {"member_id": self._member_id, "group_instance_id": instance, "reason": "the session was closed"}
         return Ask(Api.LEAVE_GROUP, {"group_id": self._group, "members": [who]})
 
     # -- what came back --------------------------------------------------------------------------------------------

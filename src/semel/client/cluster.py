@@ -391,6 +391,17 @@ class Cluster:
             }
         return failed
 
+    def known_leaders(self, topic: str) -> Mapping[int, Leader] | None:
+        """What `leaders` returned last, if it is still fresh. Asks no broker."""
+        known = self._topics.get(topic)
+        if known is None or self._topics_known_since[topic] < self.clock() - self.config.metadata_max_age_ms / 1000:
+            return None
+        return known
+
+    def try_refresh_topics(self, topics: Collection[str]) -> Mapping[str, ErrorCode]:
+        """Fetch these topics' metadata, in one try; returns the topics that have an error."""
+        return self._fetch_metadata(topics)
+
     def topic_shapes(self, topics: Collection[str]) -> dict[str, TopicShape]:
         """As they are at this moment, those that are there. One try, no retry."""
         failed = self._fetch_metadata(topics)
@@ -399,6 +410,13 @@ class Cluster:
             for topic in topics
             if topic not in failed and topic in self._topics
         }
+
+    def topic_id(self, topic: str) -> UUID | None:
+        """The id that a topic had when its leaders were asked for; another one after it was created again.
+
+        None where brokers have none (before Kafka 2.8), and where nothing was asked.
+        """
+        return self._topic_ids.get(topic)
 
     def list_topics(self) -> Mapping[str, Mapping[int, Leader]]:
         """Every topic this client may see."""

@@ -111,8 +111,8 @@ class ProducerConfig:
     compression_level: int | None = None
     batch_bytes: int = 1_000_000
     """Below the broker's default `message.max.bytes` of 1,048,588, with room for the batch header."""
-    linger_ms: int = 0
-    """Counts in time-outs only: with no thread to send later, records leave with a full batch, `flush` or `commit`."""
+    linger_ms: int = 5
+    """How long a single record may wait for others. In a transaction records leave with a full batch or `commit`."""
     in_flight_max: int = 5
     delivery_timeout_ms: int = 120_000
     request_bytes_max: int = 1_048_576
@@ -155,6 +155,8 @@ class FetchConfig:
     fetch_bytes_max: int = 52_428_800
     partition_bytes_max: int = 8_388_608
     """Eight times Kafka's default: Arrow tables are worth their overhead only when they are large."""
+    decompressed_bytes_max: int = 134_217_728
+    """What one batch may take when it is unpacked. A larger one is refused."""
     fetch_bytes_min: int = 1
     wait_ms_max: int = 500
     check_crcs: bool = True

@@ -7,6 +7,7 @@ response.
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 import struct
@@ -14,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from kio.static.protocol import RequestPayload
 
@@ -33,6 +34,9 @@ from semel.wire import (
     read_frame_size,
     response_type_for,
 )
+
+# Java's client takes 85 to 95 %: early enough for a slow login, late enough not to log in all the time.
+_SHARE_OF_SESSION: Final = 0.9
 
 
 class Stream(Protocol):
@@ -99,6 +103,7 @@ class Connection:
         self._under_way: deque[Pending] = deque()
         self._next_correlation_id = 0
         self._has_answered = False
+        self._log_in_again_at = math.inf
         self._security = config.security
         self._socket = self._open(host, port, connect)
         try:
@@ -183,6 +188,18 @@ class Connection:
             if answer.error_code != ErrorCode.none:
                 raise explain_sasl_failure(self._security, self.address, said=answer.error_message)
             token = exchange.next(answer.auth_bytes)
+            if lifetime := getattr(answer, "session_lifetime", None):
+                self._log_in_again_at = self._clock() + lifetime.total_seconds() * _SHARE_OF_SESSION
+
+    def _log_in_again(self) -> SemelError | None:
+        """Prolong the session before the broker ends it (KIP-368). What is returned is why that failed, if it did."""
+        self._log_in_again_at = math.inf
+        try:
+            self._authenticate()
+        except SemelError as error:
+            self.fail(error)
+            return error
+        return None
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -226,6 +243,10 @@ class Connection:
         if not self.is_open:
             pending.error = ConnectionLost(f"The connection to {self.address} is closed; the request was not sent.")
             return pending
+        if self._clock() >= self._log_in_again_at and not self._under_way:
+            pending.error = self._log_in_again()
+            if pending.error is not None:
+                return pending
         chunks = encode_request(request, correlation_id, self._config.client_id)
         self._under_way.append(pending)
         try:

@@ -96,10 +96,10 @@ class ConsumerMember:
             for topic, numbers in by_topic(sorted(partitions)).items()
         ]
 
-    def leave(self) -> Ask | None:
+    def leave(self, *, for_good: bool = False) -> Ask | None:
         if self._epoch <= JOIN_EPOCH:
             return None
-        epoch = LEAVE_EPOCH if self._config.group_instance_id is None else LEAVE_STATIC_EPOCH
+        epoch = LEAVE_EPOCH if for_good or self._config.group_instance_id is None else LEAVE_STATIC_EPOCH
         return Ask(Api.CONSUMER_GROUP_HEARTBEAT, self._fields(epoch))
 
     # -- what came back --------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from semel.wire import Action, Api, ErrorCode, verdict
 
 _FENCED: Final = (
     "Another producer with the same transactional.id has taken over, so this one can no longer write and what it had "
-    "not committed is aborted. Stop this instance, or give each instance its own transactional.id."
+    "not committed is aborted. Stop this instance, or give each its own transactional.id (its own `instance`, for "
+    "semel.Session and semel.run)."
 )
 
 # Sentences for the codes users meet most; `{what}` is what the call was about.

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from semel.client.cluster import TRANSPORT_ERRORS, Cluster
 from semel.client.config import FetchConfig
@@ -22,7 +23,14 @@ from semel.client.offsets import ISOLATION_LEVELS, edge_offsets, epoch_ends
 from semel.client.partitions import TopicPartition
 from semel.client.retry import Patience
 from semel.client.visibility import AbortedTransaction
-from semel.errors import BrokerUnreachable, CorruptRecords, OffsetOutOfRange, RecordTooLarge, SemelError
+from semel.errors import (
+    BrokerUnreachable,
+    CorruptRecords,
+    OffsetOutOfRange,
+    RecordTooLarge,
+    SemelError,
+    TopicRecreated,
+)
 from semel.wire import Action, Api, ErrorCode, Refresh, Verdict, verdict
 
 logger = logging.getLogger(__name__)
@@ -46,6 +54,8 @@ class Reading:
     """The leader epoch of the last batch before the position, if we have read it."""
     leader_epoch: int = -1
     """The leader epoch in which the position is known to be right."""
+    topic_id: UUID | None = None
+    """Of the topic that the position is in, where brokers have ids."""
     is_suspect: bool = False
     """What came last from this position was damaged; a second time is an error."""
 
@@ -108,6 +118,7 @@ class FetchRequests:
             if partition in before and before[partition].position == reading.position:
                 reading.last_epoch = before[partition].last_epoch
                 reading.leader_epoch = before[partition].leader_epoch
+                reading.topic_id = before[partition].topic_id
 
     def advance(self, partition: TopicPartition, next_offset: int, leader_epoch: int) -> None:
         """Records up to here are handed out."""
@@ -171,6 +182,7 @@ class FetchRequests:
                 self._retry(reading, _no_leader(partition), Refresh.LEADER)
             elif not reading.is_in_doubt(leader.epoch):
                 reading.leader_epoch = leader.epoch
+                reading.topic_id = reading.topic_id or self._cluster.topic_id(partition.topic)
                 due.setdefault(node, {})[partition] = offset
         return due
 
@@ -196,6 +208,8 @@ class FetchRequests:
                 reading.leader_epoch = leaders[partition]
             elif self._config.auto_offset_reset == "error" or end < 0:
                 self.postponed = _truncated(reading, end)
+            elif self._is_recreated(reading):
+                self.postponed = _recreated(reading)
             else:
                 logger.warning("%s", _truncated(reading, end))
                 reading.move(end)
@@ -298,12 +312,22 @@ class FetchRequests:
             self._retry(reading, error, Refresh.LEADER, judged)  # a follower may lag behind: the leader's word counts
         elif judged.action is Action.RETRIABLE:
             self._retry(reading, error, judged.refresh, judged)
+        elif code == ErrorCode.offset_out_of_range and reset != "error" and self._is_recreated(reading):
+            self.postponed = _recreated(reading)
         elif code == ErrorCode.offset_out_of_range and reset != "error":
             reading.move(
                 edge_offsets(self._cluster, [reading.partition], reset, self._config.isolation)[reading.partition]
             )
         else:
             self.postponed = error
+
+    def _is_recreated(self, reading: Reading) -> bool:
+        """Whether the topic of this name is another one now: then no offset of the old one says anything."""
+        if reading.topic_id is None:
+            return False
+        self._cluster.refresh_topics([reading.partition.topic])
+        before, reading.topic_id = reading.topic_id, self._cluster.topic_id(reading.partition.topic)
+        return before != reading.topic_id
 
     def _retry(self, reading: Reading, error: SemelError, refresh: Refresh, judged: Verdict | None = None) -> None:
         """Leave the partition alone for a moment; the other ones go on."""
@@ -323,6 +347,14 @@ def _truncated(reading: Reading, end: int) -> OffsetOutOfRange:
         f"{describe(reading.partition)} lost records that were read: we are at offset {reading.position}, and a new "
         f"leader has them only up to {where}. From there on it holds others, which were not read: "
         "seek there, and find out what was made of the lost ones."
+    )
+
+
+def _recreated(reading: Reading) -> TopicRecreated:
+    return TopicRecreated(
+        f"Topic {reading.partition.topic!r} was deleted and created again while it was read; nothing of the new one "
+        f"was read yet. Offset {reading.position} was one of the old topic: begin at the earliest one.",
+        code=ErrorCode.offset_out_of_range,
     )
 
 

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
 from semel.client.visibility import AbortedTransaction, Visibility
 from semel.errors import CorruptRecords, RecordTooLarge
-from semel.records import RECORD_SCHEMA, BatchHeader, ControlMarker, decode_batches, iter_batches, read_control_batch
+from semel.records import (
+    RECORD_SCHEMA,
+    BatchHeader,
+    ControlMarker,
+    decode_batches,
+    iter_batches,
+    read_control_batch,
+    read_header,
+)
+from semel.records.arrow_decode import Decoded, decode_some
+from semel.records.compression import DECOMPRESSED_BYTES_MAX
 
-# Spark's Kafka connector has them in this order.
+# Spark's Kafka connector has these names in this order.
 READ_SCHEMA = pa.schema(
     [
         RECORD_SCHEMA.field("key"),
@@ -21,7 +31,7 @@ READ_SCHEMA = pa.schema(
         pa.field("partition", pa.int32()),
         RECORD_SCHEMA.field("offset"),
         RECORD_SCHEMA.field("timestamp"),
-        RECORD_SCHEMA.field("timestamp_type"),
+        RECORD_SCHEMA.field("timestamp_type").with_name("timestampType"),
         RECORD_SCHEMA.field("headers"),
     ]
 )
@@ -131,19 +141,44 @@ def _sort_out(header: BatchHeader, batch: memoryview, opened: Opened, visibility
     opened.next_offset = header.last_offset + 1 if window.end is None else min(header.last_offset + 1, window.end)
 
 
-def decode_opened(opened: Opened, *, check_crc: bool) -> pa.Table:
-    """The visible records of the window, as one table in `RECORD_SCHEMA`."""
+def decode_opened(
+    opened: Opened, *, check_crc: bool, batch_bytes_max: int = DECOMPRESSED_BYTES_MAX, bytes_max: int | None = None
+) -> Decoded:
+    """The visible records of the window as a table in `RECORD_SCHEMA`; of compressed ones about `bytes_max`."""
     if not opened.visible:
-        return RECORD_SCHEMA.empty_table()
-    table = decode_batches(opened.visible, check_crc=check_crc)
-    return cut_to_window(table, opened.window.start, opened.window.end)
+        return Decoded(RECORD_SCHEMA.empty_table(), 0, 0)
+    decoded = decode_some(
+        opened.visible, check_crc=check_crc, decompressed_bytes_max=batch_bytes_max, total_bytes_max=bytes_max
+    )
+    return decoded._replace(table=cut_to_window(decoded.table, opened.window.start, opened.window.end))
 
 
-def intact_prefix(batches: Sequence[memoryview], *, check_crc: bool) -> int:
+def split_off(opened: Opened, batch_count: int) -> Opened | None:
+    """Leave only so many visible batches in `opened`; what comes after them, if anything does."""
+    if batch_count >= len(opened.visible):
+        return None
+    offset = read_header(opened.visible[batch_count]).base_offset
+    rest = Opened(
+        replace(opened.window, start=offset),
+        opened.next_offset,
+        opened.leader_epoch,
+        opened.visible[batch_count:],
+        [marker for marker in opened.markers if marker.offset >= offset],
+        opened.damaged,
+    )
+    last = read_header(opened.visible[batch_count - 1])
+    opened.keep_before(offset, batch_count)
+    opened.leader_epoch = last.partition_leader_epoch
+    return rest
+
+
+def intact_prefix(
+    batches: Sequence[memoryview], *, check_crc: bool, batch_bytes_max: int = DECOMPRESSED_BYTES_MAX
+) -> int:
     """How many batches from the front on can be decoded."""
     for count, batch in enumerate(batches):
         try:
-            decode_batches([batch], check_crc=check_crc)
+            decode_batches([batch], check_crc=check_crc, decompressed_bytes_max=batch_bytes_max)
         except (CorruptRecords, RecordTooLarge):
             return count
     return len(batches)
@@ -180,6 +215,7 @@ def to_read_table(fetched: Iterable[PartitionRecords]) -> pa.Table:
     for records in fetched:
         table, count = records.table, records.table.num_rows
         columns = {name: table.column(name) for name in table.column_names}
+        columns["timestampType"] = columns.pop("timestamp_type")
         columns["topic"] = pa.repeat(pa.scalar(records.topic, pa.string()), count)
         columns["partition"] = pa.repeat(pa.scalar(records.partition, pa.int32()), count)
         tables.append(pa.table([columns[name] for name in READ_SCHEMA.names], schema=READ_SCHEMA))

@@ -7,7 +7,8 @@ are decoded: broker and reader work at the same time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, overload
 
@@ -16,7 +17,15 @@ import pyarrow as pa
 from semel.client.cluster import Cluster
 from semel.client.config import FetchConfig
 from semel.client.fetch_requests import Chunk, FetchRequests, Reading
-from semel.client.fetched import READ_SCHEMA, PartitionRecords, decode_opened, intact_prefix, to_read_table
+from semel.client.fetched import (
+    READ_SCHEMA,
+    Opened,
+    PartitionRecords,
+    decode_opened,
+    intact_prefix,
+    split_off,
+    to_read_table,
+)
 from semel.client.leader_calls import describe
 from semel.client.offsets import Edge, edge_offsets, timestamp_offsets
 from semel.client.partitions import ByPartition, TopicPartition, by_partition
@@ -59,6 +68,7 @@ class Fetcher:
             self._cluster, self._owns_cluster = Cluster(settings.client), True
             self.config = config or settings.fetch
         self._prefetch = self._owns_cluster if prefetch is None else prefetch
+        self._undecoded: list[Chunk] = []
         self._requests = FetchRequests(self._cluster, self.config, include_markers=include_markers)
 
     def __enter__(self) -> Self:
@@ -142,15 +152,13 @@ class Fetcher:
         """
         deadline = self._cluster.clock() + timeout_ms / 1000
         while True:
-            chunks = self._requests.wait_chunks(deadline)
-            if chunks and self._prefetch:
-                ahead = {chunk.reading.partition: chunk.opened.next_offset for chunk in chunks}
-                self._requests.send(ahead, math.inf)
-            fetched = [records for chunk in chunks if (records := self._decode(chunk)) is not None]
-            epochs = {chunk.reading.partition: chunk.opened.leader_epoch for chunk in chunks}
-            for records in fetched:
-                partition = TopicPartition(records.topic, records.partition)
-                self._requests.advance(partition, records.next_offset, epochs[partition])
+            chunks = self._take_undecoded()
+            if not chunks:
+                chunks = self._requests.wait_chunks(deadline)
+                if chunks and self._prefetch:
+                    ahead = {chunk.reading.partition: chunk.opened.next_offset for chunk in chunks}
+                    self._requests.send(ahead, math.inf)
+            fetched = self._decode_slice(chunks)
             if fetched:
                 return fetched
             self._requests.raise_postponed()
@@ -197,27 +205,61 @@ class Fetcher:
             "still be open, or the end lies beyond the log; what was handed out so far is complete."
         )
 
-    def _decode(self, chunk: Chunk) -> PartitionRecords | None:
+    def _take_undecoded(self) -> list[Chunk]:
+        """What an earlier call left, unless its partition was moved or has another end now."""
+        chunks, self._undecoded = self._undecoded, []
+        return [
+            chunk
+            for chunk in chunks
+            if self._requests.readings.get(chunk.reading.partition) is chunk.reading
+            and chunk.reading.position == chunk.opened.window.start
+            and chunk.reading.end == chunk.opened.window.end
+        ]
+
+    def _decode_slice(self, chunks: Sequence[Chunk]) -> list[PartitionRecords]:
+        """Decode so much that what was compressed takes `fetch.max.bytes` and one batch; the rest waits for its turn.
+
+        Otherwise a short answer that unpacks to gigabytes, hostile or not, would take all memory.
+        """
+        fetched: list[PartitionRecords] = []
+        room = self.config.fetch_bytes_max
+        for number, chunk in enumerate(chunks):
+            records, unpacked_bytes, rest = self._decode(chunk, room)
+            room -= unpacked_bytes
+            if records is not None:
+                self._requests.advance(chunk.reading.partition, records.next_offset, chunk.opened.leader_epoch)
+                fetched.append(records)
+            if rest is not None or room <= 0:
+                self._undecoded = ([] if rest is None else [rest]) + list(chunks[number + 1 :])
+                break
+        return fetched
+
+    def _decode(self, chunk: Chunk, bytes_max: int) -> tuple[PartitionRecords | None, int, Chunk | None]:
+        """Records up to about `bytes_max`, how much they take, and what is left to decode."""
         reading, opened = chunk.reading, chunk.opened
+        check_crc, batch_bytes_max = self.config.check_crcs, self.config.decompressed_bytes_max
+        rest: Opened | None = None
         try:
-            table = decode_opened(opened, check_crc=self.config.check_crcs)
+            decoded = decode_opened(opened, check_crc=check_crc, batch_bytes_max=batch_bytes_max, bytes_max=bytes_max)
+            rest = split_off(opened, decoded.batch_count)
         except (CorruptRecords, RecordTooLarge) as error:
-            good = intact_prefix(opened.visible, check_crc=self.config.check_crcs)
+            good = intact_prefix(opened.visible, check_crc=check_crc, batch_bytes_max=batch_bytes_max)
             bad_offset = read_header(opened.visible[good]).base_offset
             if bad_offset <= reading.position:
                 self._requests.report_damage(reading, error)
-                return None
+                return None, 0, None
             opened.keep_before(bad_offset, good)
-            table = decode_opened(opened, check_crc=self.config.check_crcs)
-        return PartitionRecords(
+            decoded = decode_opened(opened, check_crc=check_crc, batch_bytes_max=batch_bytes_max)
+        records = PartitionRecords(
             *reading.partition,
-            table,
+            decoded.table,
             opened.next_offset,
             chunk.high_watermark,
             chunk.last_stable_offset,
             chunk.log_start_offset,
             tuple(opened.markers),
         )
+        return records, decoded.unpacked_bytes, None if rest is None else replace(chunk, opened=rest)
 
     def fetch_markers(self, timeout_ms: float) -> list[ControlMarker]:
         """Go on as `fetch` does without decoding any record, and return the transaction markers that were passed."""

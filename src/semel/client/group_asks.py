@@ -85,8 +85,11 @@ class GroupStateMachine(Protocol):
     def beat_at_once(self, now: float) -> None:
         """The next heartbeat is due now."""
 
-    def leave(self) -> Ask | None:
-        """The request to leave with; None if there is nothing to say."""
+    def leave(self, *, for_good: bool = False) -> Ask | None:
+        """The request to leave with; None if there is nothing to say.
+
+        A static member keeps its place until its session ends (KIP-345), unless it goes `for_good`.
+        """
         ...
 
 

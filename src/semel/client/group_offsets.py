@@ -18,6 +18,8 @@ class GroupOffsets:
 
     committed: dict[TopicPartition, int | None] = field(default_factory=dict[TopicPartition, int | None])
     unstable: set[TopicPartition] = field(default_factory=set[TopicPartition])
+    notes: dict[TopicPartition, str] = field(default_factory=dict[TopicPartition, str])
+    """What was written beside the committed offsets."""
 
 
 def fetch_group_offsets(
@@ -51,6 +53,8 @@ def fetch_group_offsets(
                 found.unstable.add(partition)
             else:
                 found.committed[partition] = item.committed_offset if item.committed_offset >= 0 else None
+                if item.metadata:
+                    found.notes[partition] = item.metadata
     if getattr(response, "error_code", ErrorCode.none) is ErrorCode.unstable_offset_commit:
         found.unstable.update(partitions)
         found.committed.clear()

@@ -9,11 +9,26 @@ from typing import Any, Generic, TypeVar
 from semel.client.cluster import TRANSPORT_ERRORS, Cluster, CoordinatorKind
 from semel.client.failures import failure
 from semel.client.retry import Patience
-from semel.errors import WireError
+from semel.errors import ConfigError, WireError
 from semel.wire import Action, Api, ErrorCode, Refresh, Verdict, verdict
 
 Item = TypeVar("Item", bound=Hashable)
 Answer = TypeVar("Answer")
+
+
+def flat_names(names: Iterable[str | Iterable[str]]) -> list[str]:
+    """Names that came one by one or as a list.
+
+    >>> flat_names(("a", ["b", "c"]))
+    ['a', 'b', 'c']
+    """
+    flat: list[str] = []
+    for given in names:
+        for name in [given] if isinstance(given, str) or not isinstance(given, list | tuple | set) else given:
+            if not isinstance(name, str):
+                raise ConfigError(f"A name must be text, not {name!r}; nothing was asked of the broker.")
+            flat.append(name)
+    return flat
 
 
 @dataclass(frozen=True, slots=True)

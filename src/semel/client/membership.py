@@ -7,10 +7,11 @@ until it does; if the group takes them away all the same, the holder is told tha
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -23,13 +24,17 @@ from semel.client.group_asks import RETRY_S, Ask, GroupStateMachine
 from semel.client.group_config import GroupConfig
 from semel.client.partitions import TopicPartition
 from semel.client.transactions import GroupMember
-from semel.errors import ConnectionLost, KafkaError, SemelError
+from semel.errors import ConnectionLost, Fenced, KafkaError, SemelError
 from semel.wire import Action, Api, ErrorCode, verdict
 
 _SLICE_MS: Final = 50
 """How long a join is waited for at a stretch, before a look at whether it is still wanted."""
 _LEAVE_PATIENCE_S: Final = 2.0
 _LOOK_AT_TOPICS_S: Final = 30.0
+_LOOK_AT_TOPICS_MIN_S: Final = 0.1
+_SAY_WAITING_S: Final = 3.0
+_NAMED_MAX: Final = 10
+LOG: Final = logging.getLogger("semel.group")
 
 
 class Holder(Protocol):
@@ -44,6 +49,15 @@ class Holder(Protocol):
 
     def tick(self, now: float) -> None:
         """Called several times in a heartbeat's interval."""
+
+
+def look_interval_s(usual_s: float, client: ClientConfig) -> float:
+    """How often to look at topics: `usual_s`, or as `metadata.max.age.ms` says if that is more often.
+
+    >>> look_interval_s(30.0, ClientConfig(bootstrap=(("localhost", 9092),), metadata_max_age_ms=2_000))
+    2.0
+    """
+    return min(usual_s, max(client.metadata_max_age_ms / 1000, _LOOK_AT_TOPICS_MIN_S))
 
 
 def make_member(config: GroupConfig, topics: Collection[str]) -> GroupStateMachine:
@@ -73,7 +87,7 @@ class Membership:
         self._clock = clock
         self._cluster = make_cluster(client)
         self._member = make_member(config, topics)
-        self._look_at_topics_s = look_at_topics_s
+        self._look_at_topics_s = look_interval_s(look_at_topics_s, client)
         self._looked_at_topics = clock()
         self._changed = threading.Condition()
         self._tenures: dict[TopicPartition, int] = {}
@@ -85,6 +99,9 @@ class Membership:
         self._is_asking = False
         self._is_closing = False
         self._leaves = True
+        self._leaves_for_good = False
+        self._waiting_since = clock()
+        self._said_waiting_at = clock()
         self._thread = threading.Thread(target=self._run, name=f"semel-group-{self._group}", daemon=True)
 
     # -- for other threads -----------------------------------------------------------------------------------------
@@ -92,10 +109,13 @@ class Membership:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self, *, leave: bool = True) -> None:
-        """End the thread; `leave=False` goes without a word, as a crash would."""
+    def close(self, *, leave: bool = True, for_good: bool = False) -> None:
+        """End the thread; `leave=False` goes without a word, as a crash would.
+
+        `for_good`: a static member gives up its place too, and the others need not wait for its session to end.
+        """
         with self._changed:
-            self._is_closing, self._leaves = True, leave
+            self._is_closing, self._leaves, self._leaves_for_good = True, leave, for_good
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()
@@ -117,11 +137,28 @@ class Membership:
         with self._changed:
             return dict(self._member.standing.reasons)
 
-    def raise_fatal(self) -> None:
+    @property
+    def fatal(self) -> SemelError | None:
+        """Why it has ended, if it has."""
         with self._changed:
-            fatal = self._member.standing.fatal
-        if fatal is not None:
+            return self._member.standing.fatal
+
+    def raise_fatal(self) -> None:
+        if (fatal := self.fatal) is not None:
             raise fatal
+
+    def take_back(self) -> None:
+        """After `Fenced`: join again, which fences the member that has the `group.instance.id` now."""
+        with self._changed:
+            if isinstance(self._member.standing.fatal, Fenced):
+                self._member.standing.fatal = None
+            self._changed.notify_all()
+
+    def look_soon(self) -> None:
+        """Send a heartbeat now: the coordinator has refused this member something."""
+        with self._changed:
+            self._member.beat_at_once(self._clock())
+            self._changed.notify_all()
 
     def wake(self) -> None:
         """The holder may agree now to what it refused."""
@@ -199,9 +236,7 @@ class Membership:
 
     def _is_membership(self, code: ErrorCode) -> bool:
         if code is not ErrorCode.none:
-            with self._changed:
-                self._member.beat_at_once(self._clock())  # the thread is to learn it too
-                self._changed.notify_all()
+            self.look_soon()  # the thread is to learn it too
         # In a rebalance it is still a member, and the others wait for it: nobody is given its partitions before it
         # joins again.
         return code in (ErrorCode.none, ErrorCode.rebalance_in_progress)
@@ -241,6 +276,7 @@ class Membership:
     def _turn(self) -> None:
         now = self._clock()
         self._holder.tick(now)
+        self._say_if_waiting()
         with self._changed:
             standing = self._member.standing
             if standing.to_release and self._holder.may_release(standing.to_release):
@@ -259,6 +295,21 @@ class Membership:
             self._exchange(ask, number)
         else:
             self._look_at_topics()
+
+    def _say_if_waiting(self) -> None:
+        """Why nothing comes. In the first seconds, and after that now and then, since it may take a session timeout."""
+        now = self._clock()
+        if self._tenures:
+            self._waiting_since = self._said_waiting_at = now
+        elif now - self._said_waiting_at >= _SAY_WAITING_S:
+            self._said_waiting_at = now
+            LOG.info(
+                "Group %r: has waited %.0f s for partitions. Other members must take part in the rebalance first; one "
+                "that has died is removed after its session.timeout.ms (%d ms here).",
+                self._group,
+                now - self._waiting_since,
+                self.config.session_timeout_ms,
+            )
 
     def _pause_s(self, now: float) -> float:
         standing = self._member.standing
@@ -284,10 +335,13 @@ class Membership:
 
     def _wait_answer(self, ask: Ask) -> Any:
         cluster = self._cluster
+        if ask.api is Api.JOIN_GROUP:
+            LOG.info("Group %r: joining.", self._group)
         node = cluster.coordinator(CoordinatorKind.GROUP, self._group)
         pending = cluster.submit(node, ask.api, timeout_ms=ask.timeout_ms, **ask.fields)
         while not cluster.wait_any([pending], timeout_ms=_SLICE_MS):
             self._holder.tick(self._clock())
+            self._say_if_waiting()
             if self._is_closing:
                 raise ConnectionLost("The membership was closed while a request was under way.")
         return pending.result()
@@ -305,9 +359,14 @@ class Membership:
         """Show other threads what has changed; what is gone without having been released is lost."""
         assignment = self._member.standing.assignment
         gone = frozenset(self._tenures.keys() - assignment)
+        gained = sorted(assignment - self._tenures.keys())
+        if gone:
+            LOG.info("Group %r: gave up %s.", self._group, _named(sorted(gone)))
+        if gained:
+            LOG.info("Group %r: was assigned %s.", self._group, _named(gained))
         for partition in gone:
             del self._tenures[partition]
-        for partition in sorted(assignment - self._tenures.keys()):
+        for partition in gained:
             self._tenures[partition] = self._next_tenure
             self._next_tenure += 1
         if gone:
@@ -316,6 +375,7 @@ class Membership:
 
     def _lose_everything(self) -> None:
         gone = frozenset(self._tenures)
+        LOG.warning("Group %r: the membership has ended; lost %s.", self._group, _named(sorted(gone)))
         self._tenures.clear()
         if gone:
             self._holder.lost(gone)
@@ -340,7 +400,7 @@ class Membership:
             self._cluster.sleep(RETRY_S)
 
     def _leave(self) -> None:
-        ask = self._member.leave()
+        ask = self._member.leave(for_good=self._leaves_for_good)
         if ask is None:
             return
         try:
@@ -349,6 +409,12 @@ class Membership:
             self._cluster.wait_any([pending], timeout_ms=_LEAVE_PATIENCE_S * 1000)
         except TRANSPORT_ERRORS:
             return  # its session will end by itself
+
+
+def _named(partitions: Sequence[TopicPartition]) -> str:
+    names = [f"{topic}-{number}" for topic, number in partitions[:_NAMED_MAX]]
+    more = len(partitions) - len(names)
+    return (", ".join(names) or "nothing") + (f" and {more} more" if more else "")
 
 
 def _unexpected(error: Exception) -> SemelError:

@@ -1,12 +1,16 @@
 """Idempotent and transactional producing, from Arrow tables and from single records.
 
-A `Producer` belongs to one thread and has none of its own: records leave while its methods run, and all of them have
-left when `flush` or `commit` returns.
+A `Producer` belongs to one thread. In a transaction records leave while its methods run, and all of them have left when
+`commit` returns. Without transactions a background thread sends what has waited for `linger.ms`; `flush` and `close`
+return when everything is stored.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import random
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,19 +19,21 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from semel.client import left_open
 from semel.client.cluster import Answered, Cluster
 from semel.client.config import ProducerConfig
+from semel.client.linger import Linger, StartThread, start_daemon
 from semel.client.ownership import EXHAUSTED_EPOCH, NOBODY, ProducerIdentity
 from semel.client.partitions import TopicPartition
-from semel.client.routing import encode_for_partitions
-from semel.client.rows import Row, RowBuffer, are_few, encode_few_rows, to_table
+from semel.client.routing import checked_table, encode_for_partitions, wrong_partition
+from semel.client.rows import Headers, Row, RowBuffer, are_few, encode_few_rows, make_row, to_table
 from semel.client.sender import Sender, Stored
-from semel.client.settings import parse_config
+from semel.client.settings import merge_settings, parse_config
 from semel.client.shared import SharedTransaction
 from semel.client.transaction_owner import Outcome, TransactionOwner
 from semel.client.transaction_state import State
 from semel.client.transactions import GroupMember
-from semel.errors import ConfigError, SemelError
+from semel.errors import ConfigError, InvalidState, SemelError
 from semel.records import EncodedBatch, StickyPartitioner
 from semel.wire import Api
 
@@ -36,17 +42,23 @@ __all__ = ["Outcome", "Producer"]
 BUFFERED_BYTES_MAX = 32 * 1024 * 1024
 """How much may wait for its acknowledgement before a call to send blocks."""
 
+_THREAD_END_S = 5.0
+_LOG = logging.getLogger("semel.client")
+
 
 class Producer:
     """Writes each record once; with a `transactional.id`, all records of a transaction or none.
 
     Settings have Kafka's names, in a mapping or as keywords with underscores. A new transactional producer fences every
-    older one of the same id.
+    older one of the same id. `docs/client.md` says when records leave and what the errors mean.
 
     >>> with Producer(bootstrap_servers=bootstrap, transactional_id="orders") as producer:
     ...     with producer.transaction():
     ...         producer.send("orders", b"value", key=b"key")
     """
+
+    _is_closed = True  # until it has opened
+    _linger: Linger | None = None
 
     def __init__(
         self,
@@ -55,12 +67,15 @@ class Producer:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         make_cluster: Callable[..., Cluster] = Cluster,
+        start_thread: StartThread | None = start_daemon,
         **more_settings: object,
     ) -> None:
-        config = parse_config({**(settings or {}), **more_settings})
+        config = parse_config(merge_settings(settings, more_settings))
         self.config: ProducerConfig = config.producer
         self.cluster = make_cluster(config.client, clock=clock, sleep=sleep)
+        self._process = os.getpid()
         self._rows = RowBuffer()
+        self._partition_counts: dict[str, int] = {}
         self._unsent_bytes = 0
         self._sticky = StickyPartitioner(random.Random(), batch_bytes=self.config.batch_bytes)
         self._sender = Sender(
@@ -70,11 +85,23 @@ class Producer:
             next_identity=self._next_identity if self.config.idempotent and not self.config.transactional_id else None,
         )
         self._owner: TransactionOwner | None = None
+        # Guards the cluster and the sender. `send` mostly does without: a lost broker must not hold it up.
+        self._lock = threading.RLock()
+        self._turn: AbstractContextManager[object] = nullcontext()
+        if self.config.transactional_id is None:
+            self._turn = self._lock
+            if start_thread is not None:
+                self._linger = Linger(self, self.config.linger_ms, start_thread)
         try:
             self._initialize()
         except BaseException:
             self.cluster.close()
             raise
+        self._is_closed = False
+        # What an open transaction holds was never promised. And a simulated program may be killed.
+        self._must_be_closed = self.config.transactional_id is None and start_thread is not None
+        if self._must_be_closed:
+            left_open.watch(self)
 
     def _initialize(self) -> None:
         config = self.config
@@ -91,23 +118,76 @@ class Producer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._abort_after(error)
-            self.cluster.close()
+        if error is None:
+            self.close()
             return
+        if self._owner is not None:
+            try:
+                self._abort_after(error)
+            finally:
+                self._disconnect()
+            return
+        try:
+            self.close()
+        except SemelError as second:
+            notes = "".join(f" {note}" for note in getattr(second, "__notes__", ()))
+            error.add_note(f"Records sent before it could not be delivered: {second}{notes}")
+
+    def close(self) -> None:
+        """Send what was taken and wait until it is stored, then close the connections. An open transaction is aborted.
+
+        Raises as `flush` does if something could not be delivered within `delivery.timeout.ms`; the connections are
+        closed all the same. A second call does nothing.
+        """
+        if self._is_closed:
+            return
+        if self._linger is not None:
+            self._linger.stop()
         try:
             if self._owner is None:
                 self.flush()
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Abort an open transaction and close the connections. Records that were not flushed are dropped."""
-        try:
-            if self._owner is not None and self._owner.can_abort:
+            elif self._owner.can_abort:
                 self.abort()
         finally:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        with self._turn:
+            self._is_closed = True
+            left_open.forget(self)
             self.cluster.close()
+        if self._linger is not None:
+            self._linger.wait_stopped(_THREAD_END_S)
+
+    def __del__(self) -> None:
+        if self._linger is not None:
+            self._linger.stop()
+        if not self._is_closed and self._must_be_closed and os.getpid() == self._process:
+            left_open.report_lost(self, "before it was garbage-collected")
+
+    @property
+    def unsent(self) -> tuple[int, int]:
+        """How many records have not left yet, and how many have left and have no answer yet."""
+        never_sent, unanswered = self._sender.record_counts
+        return self._rows.record_count + never_sent, unanswered
+
+    def flush_at_exit(self, timeout_ms: float) -> None:
+        """Called for producers without transactions that are open when the interpreter exits. Bounded by `timeout_ms`.
+
+        A daemon thread may be in `flush` and hold the lock for all of `delivery.timeout.ms`. If it still does when the
+        time is up, the program ends without its records.
+        """
+        deadline = time.monotonic() + timeout_ms / 1000
+        if not self._lock.acquire(timeout=timeout_ms / 1000):
+            left_open.forget(self)
+            return
+        try:
+            self._send_rows()
+            left_ms = max(0.0, deadline - time.monotonic()) * 1000
+            self._sender.drain(timeout_ms=min(left_ms, self.config.delivery_timeout_ms))
+        finally:
+            self._lock.release()
+            self._disconnect()
 
     @property
     def state(self) -> State:
@@ -129,59 +209,118 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: bytes | None,
+        value: bytes | str | None,
         *,
-        key: bytes | None = None,
-        headers: Collection[tuple[str, bytes | None]] = (),
+        key: bytes | str | None = None,
+        headers: Headers = (),
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> None:
-        """Take one record. It leaves when a batch is full, and at the latest with `flush` or `commit`."""
+        """Take one record, or raise and take nothing. Text is written as UTF-8.
+
+        It leaves after `linger.ms` or when a batch is full, and at the latest with `flush` or `close`. In a transaction
+        it leaves when a batch is full or with `commit`.
+        """
         self._check_open()
         stamped = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
-        if self._rows.add(topic, value, key, headers, partition, stamped) >= self.config.batch_bytes:
-            self._send_rows()
-            with self._dooming():
-                self._push()
+        try:
+            row = make_row(topic, value, key, headers, partition, stamped, self.config.request_bytes_max)
+            if topic not in self._partition_counts or partition is not None:
+                self._check_place(topic, partition)
+        except SemelError as error:
+            if self._owner is not None:
+                self._owner.doom(error)
+            raise
+        added = self._rows.add(topic, row)
+        if added.topic_bytes >= self.config.batch_bytes:
+            with self._turn:
+                self._send_rows()
+                with self._dooming():
+                    self._push()
+        if added.is_first and self._linger is not None:
+            self._linger.wake()
+
+    def _check_place(self, topic: str, partition: int | None) -> None:
+        """Raise if the topic or the partition is not there. Asks a broker only for what is not known yet."""
+        count = self._partition_counts.get(topic)
+        if count is None:
+            with self._turn:
+                count = self._partition_count(topic)
+        if partition is not None and partition >= count:
+            with self._turn:
+                self.cluster.refresh_topics([topic])  # it may have grown
+                count = self._partition_count(topic)
+            if partition >= count:
+                raise wrong_partition(topic, partition, count, "the record was not taken")
 
     def send_table(self, topic: str | None, table: pa.Table, *, partition: int | None = None) -> None:
         """Take a table with a column `value` and, if wanted, `key`, `headers`, `timestamp`, `partition` and `topic`.
 
-        Column `topic` is read where no topic is given.
-        Blocks while more than 32 MB wait to be acknowledged. Rows keep their order within a partition.
+        Column `topic` is read where no topic is given. A table of up to 32 MB is taken whole or, if it raises, not at
+        all. Blocks while more than 32 MB wait to be acknowledged. Rows keep their order within a partition.
         """
         self._check_open()
-        self._send_rows()
-        self._send_table(topic, table, partition)
-        with self._dooming():
-            self._push()
+        with self._turn:
+            self._send_rows()
+            with self._dooming():
+                self._send_table(topic, checked_table(table), partition)
+                self._push()
+        self._wake_if_busy()
 
     def send_encoded(self, topic: str, partition: int, batch: EncodedBatch) -> None:
         """Take a batch that was encoded before, perhaps elsewhere; its data is stamped in place. Blocks as above."""
         self._check_open()
-        self._send_rows()
-        with self._dooming():
-            self._enqueue([(topic, partition, batch)])
+        with self._turn:
+            self._send_rows()
+            with self._dooming():
+                self._enqueue([(topic, partition, batch)])
+        self._wake_if_busy()
+
+    def _wake_if_busy(self) -> None:
+        if self._linger is not None and not self._sender.is_idle:
+            self._linger.wake()
 
     def flush(self) -> list[Stored]:
         """Wait until everything is acknowledged; returns what was stored since the last flush.
 
-        Raises the first failure. Outside of transactions the records behind it are given up with it rather than
-        reordered, and the producer can go on.
+        Raises the first failure; its `undelivered` holds the records that were given up. Outside of transactions those
+        are the refused ones and what was in flight behind them in the same partition, which is never reordered, and
+        the producer can go on.
         """
         self._check_open()
-        self._send_rows()
-        with self._dooming():
-            self._sender.drain()
-        stored, self._sender.stored = self._sender.stored, []
-        if self._owner is not None:
-            self._owner.note_stored(stored)
-        failed, self._sender.failure = self._sender.failure, None
+        with self._turn:
+            self._send_rows()
+            with self._dooming():
+                self._sender.drain()
+            stored, self._sender.stored = self._sender.stored, []
+            if self._owner is not None:
+                self._owner.note_stored(stored)
+            failed = self._sender.take_failure()
         if failed is not None:
-            failed.add_note(f"{self._sender.failed_records} records were given up with it.")
-            self._sender.failed_records = 0
+            self._partition_counts.clear()
             raise failed
         return stored
+
+    def advance(self) -> bool:
+        """One step of the background thread: send what waits, without waiting. True if nothing is left to do."""
+        with self._turn:
+            if self._is_closed:
+                return True
+            given_up = self._sender.failed_records
+            try:
+                self._send_rows()
+                self._unsent_bytes = 0
+                self._sender.nudge()
+            except SemelError as error:
+                _LOG.warning("Records wait to be sent: %s", error)
+                return False
+            if self._sender.failed_records > given_up:
+                _LOG.error(
+                    "%d records were given up: %s The next flush() or close() raises this.",
+                    self._sender.failed_records - given_up,
+                    self._sender.failure,
+                )
+            return self._rows.is_empty and self._sender.is_idle
 
     def _send_rows(self) -> None:
         first_failure: SemelError | None = None
@@ -206,20 +345,27 @@ class Producer:
 
     def _send_table(self, topic: str | None, table: pa.Table, partition: int | None) -> None:
         with self._dooming():
-            self._enqueue(
-                encode_for_partitions(
-                    topic,
-                    table,
-                    partition,
-                    partition_count=self._partition_count,
-                    sticky=self._sticky,
-                    config=self.config,
-                    now_ms=int(time.time() * 1000),
-                )
+            encoded = encode_for_partitions(
+                topic,
+                table,
+                partition,
+                partition_count=self._partition_count,
+                sticky=self._sticky,
+                config=self.config,
+                now_ms=int(time.time() * 1000),
             )
+            # Outside of transactions nothing undoes the first batches if a later row is refused.
+            is_whole = self._owner is None and table.nbytes <= BUFFERED_BYTES_MAX
+            self._enqueue(list(encoded) if is_whole else encoded)
 
     def _partition_count(self, topic: str) -> int:
-        return len(self.cluster.leaders(topic))
+        """As far as is known: rows that were taken must not be lost because nobody can be asked just now."""
+        known = self.cluster.known_leaders(topic)
+        if known is not None:
+            self._partition_counts[topic] = len(known)
+        elif topic not in self._partition_counts:
+            self._partition_counts[topic] = len(self.cluster.leaders(topic))
+        return self._partition_counts[topic]
 
     def _enqueue(self, encoded: Iterable[tuple[str, int, EncodedBatch]]) -> None:
         for name, index, batch in encoded:
@@ -239,6 +385,8 @@ class Producer:
             self._sender.nudge()
 
     def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidState("This producer is closed: make a new one. Nothing was taken.")
         if self._owner is not None:
             self._owner.check_open()
 
@@ -276,13 +424,22 @@ class Producer:
                 f"The abort was not confirmed ({second}); the coordinator aborts it after transaction.timeout.ms."
             )
 
-    def send_offsets(self, offsets: Mapping[TopicPartition, int], group: GroupMember | str) -> None:
-        """Put the next positions to read into the transaction, so that input and output are committed as one."""
+    def send_offsets(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        group: GroupMember | str,
+        *,
+        notes: Mapping[TopicPartition, str] | None = None,
+    ) -> None:
+        """Put the next positions to read into the transaction, so that input and output are committed as one.
+
+        `notes` are kept beside the positions, as Kafka's offset metadata.
+        """
         member = GroupMember(group) if isinstance(group, str) else group
         named = {TopicPartition(*tp): offset for tp, offset in offsets.items()}
         owner = self._transactional()
         if named:
-            owner.send_offsets(named, member)
+            owner.send_offsets(named, member, notes)
 
     def commit(self, *, timeout_ms: float | None = None) -> None:
         """Make all of the transaction visible. Returning means that it is committed.

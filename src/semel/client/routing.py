@@ -26,7 +26,7 @@ def encode_for_partitions(
     now_ms: int,
 ) -> Iterator[tuple[str, int, EncodedBatch]]:
     """The table's rows as batches of at most `batch.size`, with the topic and partition of each."""
-    for name, rows in _by_topic(topic, table):
+    for name, rows in by_topic(topic, table):
         count = partition_count(name)
         for index, part in split_by_partition(rows, _partitions(name, rows, partition, count, sticky)):
             for batch in encode_rows(part, config, now_ms):
@@ -54,7 +54,23 @@ def encode_rows(table: pa.Table, config: ProducerConfig, now_ms: int) -> list[En
     return encode(config.request_bytes_max)
 
 
-def _by_topic(topic: str | None, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+def checked_table(table: Any) -> pa.Table:
+    """The table, or what to write instead of what was given."""
+    if isinstance(table, pa.Table):
+        return table
+    if isinstance(table, pa.RecordBatch):
+        return pa.Table.from_batches([table])
+    name = type(table).__name__
+    advice = {
+        "dict": "write pa.table({...})",
+        "list": "write pa.Table.from_pylist([...])",
+        "DataFrame": "write pa.Table.from_pandas(...)",
+    }.get(name, "make one of it, or use send for a single record")
+    raise ConfigError(f"send_table takes a pyarrow.Table and was given a {name}: {advice}. Nothing was sent.")
+
+
+def by_topic(topic: str | None, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each topic, in their order."""
     if "value" not in table.column_names:
         raise ConfigError(f"The table has no column 'value'; it has {', '.join(table.column_names)}. Nothing was sent.")
     if topic is not None:
@@ -94,7 +110,8 @@ def _partitions(
     return chosen
 
 
-def wrong_partition(topic: str, partition: int, count: int) -> ConfigError:
-    return ConfigError(
-        f"Partition {partition} was asked for and topic {topic!r} has {count}; nothing of this table was sent."
-    )
+def wrong_partition(
+    topic: str, partition: int, count: int, meaning: str = "nothing of this table was sent"
+) -> ConfigError:
+    numbers = "0" if count == 1 else f"0 to {count - 1}"
+    return ConfigError(f"Partition {partition} was asked for and topic {topic!r} has {numbers}; {meaning}.")

@@ -39,6 +39,8 @@ class OutgoingBatch:
     sequence: int | None = None
     number: int = -1
     """Counts a partition's batches in the order in which they were first sent."""
+    may_have_left: bool = False
+    """Whether any of it was given to a connection."""
     last_error: SemelError | None = None
     """What the last try came to."""
 
@@ -78,6 +80,14 @@ class SendQueue:
     def has_unsettled(self) -> bool:
         """Whether any batch was sent and may or may not be stored."""
         return bool(self._in_flight or self._returned or (self._waiting and self._waiting[0].sequence is not None))
+
+    @property
+    def record_counts(self) -> tuple[int, int]:
+        """How many records never left, and how many left and have no answer yet."""
+        counts = [0, 0]
+        for batch in (*self._waiting, *self._in_flight, *self._returned):
+            counts[batch.may_have_left] += batch.record_count
+        return counts[False], counts[True]
 
     def peek(self, *, repeats_only: bool = False) -> OutgoingBatch | None:
         """The batch that may leave next, if any; with `repeats_only`, only one that was sent before."""

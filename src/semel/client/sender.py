@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from semel.client.cluster import TRANSPORT_ERRORS, Cluster
+from semel.client.cluster import TRANSPORT_ERRORS, UNKNOWN_TOPIC_PATIENCE_MS, Cluster
 from semel.client.config import ProducerConfig
 from semel.client.connection import Pending
 from semel.client.failures import failure
@@ -17,12 +17,18 @@ from semel.client.ownership import NOBODY, ProducerIdentity
 from semel.client.partitions import TopicPartition
 from semel.client.retry import Patience
 from semel.client.send_queue import OutgoingBatch, SendQueue
+from semel.client.undelivered import Undelivered
 from semel.errors import KafkaError, RequestTimedOut, SemelError
 from semel.records import EncodedBatch, stamp
 from semel.wire import PROTOCOL_2_VERSIONS, Action, Api, ErrorCode, Refresh, Verdict, verdict
 
 _STORED_BEFORE = ErrorCode.duplicate_sequence_number
 """The broker has this very batch but no longer its offset: stored, which is what was wanted."""
+
+_STORED_MAX = 100_000
+"""A service that never calls `flush` must not remember every batch it ever sent."""
+
+_UNDELIVERED_BYTES_MAX = 32 * 1024 * 1024
 
 _GAP_CODES = (ErrorCode.out_of_order_sequence_number, ErrorCode.unknown_producer_id)
 
@@ -49,6 +55,8 @@ class _Lane:
 
     queue: SendQueue = field(default_factory=SendQueue)
     patience: Patience | None = None
+    unknown_since: float | None = None
+    """Since when brokers answer that they have no such topic."""
     is_broken: bool = False
     """A batch failed for good: what was in flight behind it is given up with it, never reordered (KIP-360)."""
 
@@ -74,6 +82,9 @@ class Sender:
         self.stored: list[Stored] = []
         self.buffered_bytes = 0
         self.failed_records = 0
+        self.undelivered: list[Undelivered] = []
+        """Outside of transactions: what was given up since the failure was last asked for."""
+        self._undelivered_bytes = 0
         self._before_first_write = before_first_write
         self._next_identity = next_identity
         self._registered: set[TopicPartition] = set()
@@ -86,6 +97,30 @@ class Sender:
     @property
     def is_idle(self) -> bool:
         return not self._flights and all(lane.queue.is_empty for lane in self._lanes.values())
+
+    @property
+    def record_counts(self) -> tuple[int, int]:
+        """How many records never left, and how many left and have no answer yet."""
+        counts = [lane.queue.record_counts for lane in self._lanes.values()]
+        return sum(never_sent for never_sent, _ in counts), sum(unanswered for _, unanswered in counts)
+
+    def take_failure(self) -> SemelError | None:
+        """The first failure since the last call, if any, with all that was given up."""
+        failed, self.failure = self.failure, None
+        undelivered, self.undelivered, self._undelivered_bytes = self.undelivered, [], 0
+        given_up, self.failed_records = self.failed_records, 0
+        if failed is not None:
+            by_partition: dict[str, int] = {}
+            for one in undelivered:
+                where = f"{one.topic}-{one.partition}"
+                by_partition[where] = by_partition.get(where, 0) + one.record_count
+            failed.undelivered = tuple(undelivered)
+            names = ", ".join(f"{count} for {where}" for where, count in by_partition.items())
+            failed.add_note(
+                f"Given up: {given_up} records ({names}). `undelivered` of this exception holds them; "
+                "all others were stored."
+            )
+        return failed
 
     def enqueue(self, topic: str, partition: int, batch: EncodedBatch, *, sequence: int | None = None) -> None:
         """Take a batch; `sequence` sets where a partition's numbering starts (a writer that goes on after another)."""
@@ -112,6 +147,7 @@ class Sender:
         self.identity = identity
         self.failure = None
         self.failed_records = 0
+        self.undelivered, self._undelivered_bytes = [], 0
         self._bump_wanted = False
         self._registered.clear()
         self._lanes.clear()
@@ -132,16 +168,23 @@ class Sender:
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
-    def drain(self, *, down_to_bytes: int = 0) -> None:
-        """Send and collect until at most `down_to_bytes` are buffered, or a failure stops it."""
+    def drain(self, *, down_to_bytes: int = 0, timeout_ms: float | None = None) -> None:
+        """Send and collect until at most `down_to_bytes` are buffered, a failure stops it, or the time is over."""
+        until = None if timeout_ms is None else self._cluster.clock() + timeout_ms / 1000
         while not self.is_idle and (self.buffered_bytes > down_to_bytes or down_to_bytes == 0):
             self._raise_if_stopped()
+            if until is not None and self._cluster.clock() >= until:
+                return
             sent = self._send_ready()
+            pause_ms = self._until_retry_ms()
+            if until is not None:
+                left_ms = max(1.0, (until - self._cluster.clock()) * 1000)
+                pause_ms = left_ms if pause_ms is None else min(pause_ms, left_ms)
             if self._flights:
-                self._cluster.wait_any([flight.pending for flight in self._flights], timeout_ms=self._until_retry_ms())
+                self._cluster.wait_any([flight.pending for flight in self._flights], timeout_ms=pause_ms)
                 self._collect()
             elif not sent:
-                self._cluster.sleep((self._until_retry_ms() or 1) / 1000)
+                self._cluster.sleep((pause_ms or 1) / 1000)
         self._raise_if_stopped()
 
     def nudge(self) -> None:
@@ -191,10 +234,13 @@ class Sender:
 
     def _ready_by_leader(self) -> dict[int, list[tuple[TopicPartition, _Lane]]]:
         now = self._cluster.clock()
+        ready = [
+            (tp, lane)
+            for tp, lane in self._lanes.items()
+            if lane.queue.not_before <= now and lane.queue.peek(repeats_only=self._bump_wanted) is not None
+        ]
         by_node: dict[int, list[tuple[TopicPartition, _Lane]]] = {}
-        for tp, lane in self._lanes.items():
-            if lane.queue.not_before > now or lane.queue.peek(repeats_only=self._bump_wanted) is None:
-                continue
+        for tp, lane in self._with_known_leaders(ready):
             try:
                 leader = self._cluster.leader(*tp).node
             except KafkaError as error:  # the topic is gone, or forbidden: its batches fail, not those of others
@@ -207,6 +253,31 @@ class Sender:
             else:
                 by_node.setdefault(leader, []).append((tp, lane))
         return by_node
+
+    def _with_known_leaders(self, ready: list[tuple[TopicPartition, _Lane]]) -> Iterator[tuple[TopicPartition, _Lane]]:
+        """Ask for leaders in one try: a call that must not wait, or only so long, is not held up by a lost broker."""
+        unknown = {tp.topic for tp, _ in ready if self._cluster.known_leaders(tp.topic) is None}
+        codes = self._cluster.try_refresh_topics(unknown) if unknown else {}
+        for tp, lane in ready:
+            code = codes.get(tp.topic)
+            if code is None:
+                lane.unknown_since = None
+                yield tp, lane
+                continue
+            judged = verdict(code, Api.METADATA)
+            is_missing = code == ErrorCode.unknown_topic_or_partition and self._is_unknown_for_long(lane)
+            if judged.action is Action.RETRIABLE and not is_missing:
+                self._postpone(lane, judged)
+                self._expire(lane)
+            else:
+                self._fail_waiting(lane, failure(code, Api.METADATA, f"topic {tp.topic!r}"))
+
+    def _is_unknown_for_long(self, lane: _Lane) -> bool:
+        now = self._cluster.clock()
+        lane.unknown_since = now if lane.unknown_since is None else lane.unknown_since
+        # Before the batches run out of time: a topic that is not there is the better explanation.
+        patience_ms = min(UNKNOWN_TOPIC_PATIENCE_MS, self._config.delivery_timeout_ms / 2)
+        return (now - lane.unknown_since) * 1000 >= patience_ms
 
     def _register(self, partitions: Iterable[TopicPartition]) -> None:
         """Protocol 1: the coordinator must know a partition before the first write to it."""
@@ -234,6 +305,8 @@ class Sender:
             batches = [batch for batch in batches if not self._fail_if_overdue(batch)]
             if not batches:
                 return False
+            for batch in batches:
+                batch.may_have_left = True
             pending = self._cluster.submit(
                 node,
                 Api.PRODUCE,
@@ -336,6 +409,8 @@ class Sender:
         lane.patience = None
         self.buffered_bytes -= len(batch.data)
         self.stored.append(Stored(batch.topic, batch.partition, base_offset, batch.record_count))
+        if len(self.stored) >= 2 * _STORED_MAX and self._config.transactional_id is None:
+            del self.stored[:-_STORED_MAX]
 
     def _again(self, batch: OutgoingBatch, error: SemelError, judged: Verdict | None) -> None:
         if self._cluster.clock() >= batch.deadline:
@@ -390,6 +465,11 @@ class Sender:
         for batch in batches:
             self.buffered_bytes -= len(batch.data)
             self.failed_records += batch.record_count
+            if self._config.transactional_id is None:
+                self._undelivered_bytes += len(batch.data)
+                is_kept = self._undelivered_bytes <= _UNDELIVERED_BYTES_MAX
+                data = bytes(batch.data) if is_kept else None
+                self.undelivered.append(Undelivered(batch.topic, batch.partition, batch.record_count, data))
 
     def _bump_when_settled(self) -> None:
         """Raise the epoch once no batch is left whose fate is open: under a new epoch it could be stored twice."""

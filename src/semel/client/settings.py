@@ -10,6 +10,7 @@ No message shows a password.
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
 import shlex
@@ -31,6 +32,8 @@ from semel.client.group_config import GroupConfig, parse_assignors
 from semel.errors import ConfigError
 
 # Parsers: each takes the name as written and the value, and returns the field's value or raises.
+
+_TEXT_BYTES_MAX: Final = 32_767
 
 Parser = Callable[[str, object], Any]
 
@@ -74,6 +77,14 @@ def _same(*names: str) -> Parser:
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{name} must be text that is not empty: write a value or leave it out.")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} has a character that UTF-8 cannot carry (half of a surrogate pair).") from None
+    if size > _TEXT_BYTES_MAX:
+        raise ConfigError(
+            f"{name} takes {size} bytes, and Kafka's protocol has room for {_TEXT_BYTES_MAX}: shorten it."
+        )
     return value
 
 
@@ -250,6 +261,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     _row("partitioner", "producer", "partitioner", _choice(_PARTITIONERS)),
     _row("isolation.level", "fetch", "isolation", _same("read_committed", "read_uncommitted")),
     _row("fetch.max.bytes", "fetch", "fetch_bytes_max", _whole(1)),
+    _row("fetch.decompressed.max.bytes", "fetch", "decompressed_bytes_max", _whole(1)),
     _row("max.partition.fetch.bytes fetch.message.max.bytes", "fetch", "partition_bytes_max", _whole(1)),
     _row("fetch.min.bytes", "fetch", "fetch_bytes_min", _whole(1)),
     _row("fetch.max.wait.ms fetch.wait.max.ms", "fetch", "wait_ms_max", _whole(0)),
@@ -309,8 +321,30 @@ IGNORED_PREFIXES: Final[Mapping[str, str]] = {
     "sasl.login.": "PLAIN and SCRAM log in once for each connection",
 }
 
+_EXPECTED_IGNORED: Final = frozenset(
+    f"{what}.{kind}" for what in ("key", "value") for kind in ("serializer", "deserializer")
+)
+"""Nobody expects anything of these here, so they are ignored without a word."""
+
+_LOG: Final = logging.getLogger("semel.client")
+_warned_of: Final[set[str]] = set()
+
 _BY_NAME: Final = {name: setting for setting in SETTINGS for name in setting.names}
 _IGNORED_NAMES: Final = frozenset(name for names in IGNORED.values() for name in names.split())
+
+
+def merge_settings(settings: Mapping[str, object] | None, more_settings: Mapping[str, object]) -> dict[str, object]:
+    """The mapping and the keywords of a client's constructor as one mapping."""
+    if settings is not None:
+        _check_mapping(settings)
+    return {**(settings or {}), **more_settings}
+
+
+def _check_mapping(settings: object) -> None:
+    if not isinstance(settings, Mapping):
+        address = settings if isinstance(settings, str) and _ADDRESS.fullmatch(settings) else "host:9092"
+        kind = type(settings).__name__
+        raise ConfigError(f'Settings must be a mapping, not {kind}: write {{"bootstrap.servers": "{address}"}}.')
 
 
 def parse_config(settings: Mapping[str, object]) -> Config:
@@ -320,6 +354,7 @@ def parse_config(settings: Mapping[str, object]) -> Config:
     >>> config.client.bootstrap, config.producer.compression_type, config.fetch.isolation
     ((('localhost', 9092),), 'zstd', 'read_committed')
     """
+    _check_mapping(settings)
     given = _read(settings)
     client, producer, fetch = given["client"], given["producer"], given["fetch"]
     if "bootstrap" not in client:
@@ -344,6 +379,8 @@ def _read(settings: Mapping[str, object]) -> dict[Owner, dict[str, Any]]:
     for written_name, value in settings.items():
         name = written_name.replace("_", ".")
         if value is None or name in _IGNORED_NAMES or name.startswith(tuple(IGNORED_PREFIXES)):
+            if value is not None:
+                _warn_once(name)
             continue
         if name not in _BY_NAME:
             raise ConfigError(_unknown(written_name, name))
@@ -357,6 +394,15 @@ def _read(settings: Mapping[str, object]) -> dict[Owner, dict[str, Any]]:
         fields[setting.field] = parsed
         written[setting.field] = written_name
     return values
+
+
+def _warn_once(name: str) -> None:
+    if name in _EXPECTED_IGNORED or name in _warned_of:
+        return
+    _warned_of.add(name)
+    reasons = [why for why, names in IGNORED.items() if name in names.split()]
+    reasons += [why for prefix, why in IGNORED_PREFIXES.items() if name.startswith(prefix)]
+    _LOG.warning("%s has no effect in Semel: %s.", name, reasons[0])
 
 
 def _unknown(written_name: str, name: str) -> str:

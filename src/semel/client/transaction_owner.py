@@ -53,6 +53,7 @@ class TransactionOwner:
         self._sender = sender
         self._calls = TransactionCalls(cluster, transactional_id, timeout_ms, cluster.transaction_protocol)
         self._reason_dead: SemelError | None = None
+        self._reason_doomed: SemelError | None = None
         self._may_be_open = False  # at the coordinator
         self._open_since_s = 0.0
         self._surely_open = False  # the coordinator, or a leader that asked it, has confirmed it
@@ -74,8 +75,21 @@ class TransactionOwner:
 
     def check_open(self) -> None:
         self._check_alive()
-        if self.state is not State.OPEN:
-            raise InvalidState(f"Begin a transaction before writing: this producer is {self.state.value}.")
+        if self.state is State.OPEN:
+            return
+        if self.state is State.DOOMED:
+            why = f" Earlier: {self._reason_doomed}" if self._reason_doomed is not None else ""
+            raise InvalidState(
+                "An earlier call failed in this transaction, so it can only be aborted; nothing of it will be seen. "
+                "Call abort(), or let the exception leave the `with` block, and begin again with records that can be "
+                f"sent.{why}"
+            ) from self._reason_doomed
+        raise InvalidState(f"Begin a transaction before writing: this producer is {self.state.value}.")
+
+    def doom(self, error: SemelError) -> None:
+        """A record was refused before it was sent. It belongs to the transaction, which therefore cannot commit."""
+        if self.state is State.OPEN:
+            self._fail(error)
 
     def _check_alive(self) -> None:
         if self._reason_dead is not None:
@@ -119,6 +133,7 @@ class TransactionOwner:
             self._die(error)
         else:
             self._move(Event.FAIL)
+            self._reason_doomed = self._reason_doomed or error
 
     def _die(self, error: SemelError) -> None:
         self._move(Event.DIE)
@@ -135,6 +150,7 @@ class TransactionOwner:
         self._may_be_open = self._surely_open = self._is_ended = False
         self._offsets_sent = {}
         self._written = {}
+        self._reason_doomed = None
         self.state = following
 
     def note_sending(self) -> None:
@@ -169,11 +185,16 @@ class TransactionOwner:
         self._calls.add_partitions(self._mine, partitions)
         self._surely_open = True
 
-    def send_offsets(self, offsets: Mapping[TopicPartition, int], member: GroupMember) -> None:
+    def send_offsets(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        member: GroupMember,
+        notes: Mapping[TopicPartition, str] | None = None,
+    ) -> None:
         self.check_open()
         self.note_sending()
         with self.doomed_by_failure():
-            self._calls.commit_offsets(self._mine, offsets, member)
+            self._calls.commit_offsets(self._mine, offsets, member, notes or {})
         self._surely_open = True
         self._offsets_sent.setdefault(member.group_id, {}).update(offsets)
 

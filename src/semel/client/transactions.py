@@ -121,9 +121,13 @@ class TransactionCalls:
         )
 
     def commit_offsets(
-        self, identity: ProducerIdentity, offsets: Mapping[TopicPartition, int], member: GroupMember
+        self,
+        identity: ProducerIdentity,
+        offsets: Mapping[TopicPartition, int],
+        member: GroupMember,
+        notes: Mapping[TopicPartition, str],
     ) -> None:
-        """Put consumed positions into the transaction."""
+        """Put consumed positions into the transaction. `notes` are kept beside them, as Kafka's offset metadata."""
         if self.protocol == 1:
             self._call(
                 Api.ADD_OFFSETS_TO_TXN,
@@ -158,7 +162,7 @@ class TransactionCalls:
                             "partition_index": index,
                             "committed_offset": offsets[TopicPartition(topic, index)],
                             "committed_leader_epoch": -1,
-                            "committed_metadata": "",
+                            "committed_metadata": notes.get(TopicPartition(topic, index), ""),
                         }
                         for index in indexes
                     ],

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from semel.private_files import write_private_text
 from semel.testing.security import KeyPair
 
 VALID_FOR = timedelta(days=1)
@@ -44,7 +45,7 @@ class Certificates:
         }
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (folder / name).write_text(text)
+            write_private_text(folder / name, text)
         return CertificateFiles(*(folder / name for name in texts))
 
 

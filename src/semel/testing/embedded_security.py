@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from semel.broker.listeners import ListenerSettings, TlsSettings
+from semel.private_files import write_private_text
 from semel.testing.security import Protocol, Security
 
 
@@ -19,6 +20,7 @@ def listeners_for(security: Security, folder: Path) -> tuple[ListenerSettings, .
             security_protocol=protocol,
             tls=_tls(security, protocol, folder),
             sasl_mechanisms=security.mechanisms if protocol.startswith("SASL_") else (),
+            session_lifetime_ms=security.session_lifetime_ms,
         )
         for protocol in security.protocols
     )
@@ -34,8 +36,7 @@ def _tls(security: Security, protocol: Protocol, folder: Path) -> TlsSettings | 
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o600)
+        write_private_text(folder / name, text)
     certificate, key, client_ca = (str(folder / name) for name in files)
     return TlsSettings(
         certificate_path=certificate,

@@ -15,11 +15,13 @@ from typing import TypeVar
 from kio.schema.create_topics.v5.request import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from kio.schema.create_topics.v5.response import CreateTopicsResponse
 from kio.schema.errors import ErrorCode
+from kio.schema.list_offsets.v5.request import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from kio.schema.list_offsets.v5.response import ListOffsetsResponse
 from kio.schema.metadata.v9.request import MetadataRequest, MetadataRequestTopic
 from kio.schema.metadata.v9.response import MetadataResponse
-from kio.schema.types import TopicName
+from kio.schema.types import BrokerId, TopicName
 from kio.serial import entity_reader, entity_writer
-from kio.static.primitive import i16, i32
+from kio.static.primitive import i8, i16, i32, i64
 from kio.static.protocol import RequestPayload, ResponsePayload
 
 from semel.errors import BrokerUnreachable, ConnectionLost, KafkaError, RequestTimedOut, WireError
@@ -112,7 +114,7 @@ def create_topic(
     config: Mapping[str, str] | None = None,
     timeout_s: float = 30.0,
 ) -> None:
-    """Create a topic and wait until every broker in `bootstrap` knows a leader for each of its partitions."""
+    """Create a topic and wait until every broker in `bootstrap` knows for each partition a leader that serves it."""
     addresses = parse_bootstrap(bootstrap)
     topic = CreatableTopic(
         name=TopicName(name),
@@ -129,7 +131,7 @@ def create_topic(
         raise KafkaError(f"The topic {name} could not be created: {reason}", code=result.error_code)
     deadline = time.monotonic() + timeout_s
     for address in addresses:
-        while not _has_leaders(address, name, partitions):
+        while not _is_ready(address, name, partitions):
             if time.monotonic() > deadline:
                 raise RequestTimedOut(f"The topic {name} was created but has no leaders after {timeout_s} s.")
             time.sleep(POLL_S)
@@ -142,10 +144,35 @@ def _controller(address: tuple[str, int], timeout_s: float) -> tuple[str, int]:
     return next(((broker.host, int(broker.port)) for broker in found), address)
 
 
-def _has_leaders(address: tuple[str, int], name: str, partitions: int) -> bool:
-    (topic,) = _metadata(address, (name,), 5.0).topics
+def _is_ready(address: tuple[str, int], name: str, partitions: int) -> bool:
+    """Whether every partition has a leader that serves it.
+
+    Metadata alone does not tell: a KRaft broker publishes a leader before that leader has opened the partition, and
+    answers NOT_LEADER_OR_FOLLOWER for a moment.
+    """
+    known = _metadata(address, (name,), 5.0)
+    (topic,) = known.topics
     led = [one for one in topic.partitions if one.error_code is ErrorCode.none and one.leader_id >= 0]
-    return topic.error_code is ErrorCode.none and len(led) == partitions
+    if topic.error_code is not ErrorCode.none or len(led) != partitions:
+        return False
+    addresses = {broker.node_id: (broker.host, int(broker.port)) for broker in known.brokers}
+    partitions_by_leader: dict[tuple[str, int], list[int]] = {}
+    for one in led:
+        if one.leader_id not in addresses:
+            return False
+        partitions_by_leader.setdefault(addresses[one.leader_id], []).append(int(one.partition_index))
+    return all(_serves(leader, name, indexes) for leader, indexes in partitions_by_leader.items())
+
+
+def _serves(leader: tuple[str, int], name: str, partitions: list[int]) -> bool:
+    asked = tuple(ListOffsetsPartition(partition_index=i32(index), timestamp=i64(-1)) for index in partitions)
+    request = ListOffsetsRequest(
+        replica_id=BrokerId(-1),
+        isolation_level=i8(0),
+        topics=(ListOffsetsTopic(name=TopicName(name), partitions=asked),),
+    )
+    (topic,) = exchange(leader, request, ListOffsetsResponse, timeout_s=5.0).topics
+    return all(one.error_code is ErrorCode.none for one in topic.partitions)
 
 
 def _metadata(address: tuple[str, int], topics: tuple[str, ...], timeout_s: float) -> MetadataResponse:

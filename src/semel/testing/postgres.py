@@ -3,7 +3,8 @@
     with Postgres() as postgres:
         connection = psycopg.connect(postgres.uri)
 
-It listens on a socket in its own temporary folder and on no port, and dies with the test process.
+It listens on a socket in its own temporary folder, and with a password on a free port of the loopback interface too.
+It dies with the test process.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -47,9 +51,20 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 class Postgres:
-    """A server with one database `postgres`; a context manager. `version` is 16 or 18."""
+    """A server with one database `postgres`; a context manager. `version` is 16 or 18.
 
-    def __init__(self, version: int = 16) -> None:
+    It does not sync to disk and is small, unless `has_defaults` asks for Postgres' own settings. `settings` come on top
+    of that. With `password` it also listens on a port, for the user `postgres` with this password.
+    """
+
+    def __init__(
+        self,
+        version: int = 16,
+        *,
+        has_defaults: bool = False,
+        settings: Mapping[str, str] | None = None,
+        password: str | None = None,
+    ) -> None:
         package = importlib.util.find_spec(_PACKAGE)
         if package is None or package.origin is None:
             raise ConfigError(f"A Postgres for tests comes with {_PACKAGE}, which is not here: install it by pip.")
@@ -57,11 +72,23 @@ class Postgres:
         self.folder = Path(tempfile.mkdtemp(prefix="semel-postgres-"))
         self._log = self.folder / "postgres.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._password = password
+        self._settings = {"listen_addresses": ""} if has_defaults else dict(_QUICK)
+        if password is not None:
+            self.port = _free_port()
+            self._settings |= {"listen_addresses": "127.0.0.1", "port": str(self.port), "password_encryption": "md5"}
+        self._settings |= settings or {}
 
     @property
     def uri(self) -> str:
-        """For `psycopg.connect`."""
-        return f"postgresql://postgres@/postgres?host={self.folder}"
+        """For `psycopg.connect`, by the socket in its folder."""
+        port = f"&port={self.port}" if self._password is not None else ""
+        return f"postgresql://postgres@/postgres?host={self.folder}{port}"
+
+    @property
+    def tcp_uri(self) -> str:
+        """The same by host, port and password."""
+        return f"postgresql://postgres:{self._password}@127.0.0.1:{self.port}/postgres"
 
     def __enter__(self) -> Self:
         try:
@@ -79,17 +106,54 @@ class Postgres:
     def _start(self) -> None:
         if os.geteuid() == 0:
             os.chown(self.folder, _NOBODY, _NOBODY)
-        data = self.folder / "data"
-        made = self._run("initdb", "-D", str(data), "-U", "postgres", "--auth=trust", "--encoding=utf8", "--no-sync")
+        made = self._run(
+            *("initdb", "-D", str(self._data), "-U", "postgres", "--encoding=utf8", "--no-sync"),
+            *("--auth-local=trust", "--auth-host=md5" if self._password is not None else "--auth-host=reject"),
+        )
         if made.wait(_READY_TIMEOUT_S) != 0:
             raise BrokerUnreachable(f"Postgres could not make its data folder:\n{self._last_words()}")
-        settings = [text for name, value in _QUICK.items() for text in ("-c", f"{name}={value}")]
-        self._process = self._run("postgres", "-D", str(data), "-k", str(self.folder), *settings)
+        self.start()
+        if self._password is not None:
+            command = f"ALTER USER postgres PASSWORD '{self._password}'"
+            if self._run("psql", "-q", "-d", self.uri, "-c", command).wait(_READY_TIMEOUT_S) != 0:
+                raise BrokerUnreachable(f"Postgres could not set the password:\n{self._last_words()}")
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    def start(self) -> None:
+        """Start the server on the data it has, and return when it answers."""
+        settings = [text for name, value in self._settings.items() for text in ("-c", f"{name}={value}")]
+        self._process = self._run("postgres", "-D", str(self._data), "-k", str(self.folder), *settings)
+        port = ["-p", str(self.port)] if self._password is not None else []
         deadline = time.monotonic() + _READY_TIMEOUT_S
-        while self._run("pg_isready", "-q", "-h", str(self.folder)).wait() != 0:
+        while self._run("pg_isready", "-q", "-h", str(self.folder), *port).wait() != 0:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise BrokerUnreachable(f"Postgres did not start:\n{self._last_words()}")
             time.sleep(_POLL_S)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def process_id(self) -> int:
+        """For signals of your own."""
+        assert self._process is not None
+        return self._process.pid
+
+    def wait_ended(self) -> None:
+        """Wait until the server has ended, which somebody has killed."""
+        assert self._process is not None
+        self._process.wait(_READY_TIMEOUT_S)
+
+    def stop_at_once(self) -> None:
+        """Postgres' immediate shutdown: connections are cut, nothing is finished, and the next start recovers."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(_READY_TIMEOUT_S)
+        self._process = None
 
     def _run(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-I", "-S", "-c", _BECOME, str(self._programs / program), *arguments]
@@ -104,3 +168,8 @@ class Postgres:
             self._process.wait()
             self._process = None
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]

@@ -46,6 +46,8 @@ class Security:
     tls: Tls | None = None
     plain: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     scram: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    session_lifetime_ms: int = 0
+    """How long a login lasts (`connections.max.reauth.ms`). 0: as long as the connection."""
 
     def __post_init__(self) -> None:
         # Passwords go through two little languages (JAAS, StorageTool's --add-scram) that quote badly or not at all.
@@ -85,6 +87,8 @@ class Security:
             }
         if self.mechanisms:
             settings["sasl.enabled.mechanisms"] = ",".join(self.mechanisms)
+        if self.session_lifetime_ms:
+            settings["connections.max.reauth.ms"] = str(self.session_lifetime_ms)
         for protocol in self.protocols:
             if protocol.startswith("SASL_"):
                 for mechanism in self.mechanisms:

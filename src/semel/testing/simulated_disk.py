@@ -201,6 +201,9 @@ class SimulatedDisk:
         self._check_alive()
         del self._handles[handle]
 
+    def make_private(self, path: str) -> bool:
+        return False  # it has one user
+
     def lock(self, path: str) -> int:
         return self.open(path, create=True)
 

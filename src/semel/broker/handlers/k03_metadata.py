@@ -5,19 +5,18 @@ A topic that is created by the request is answered as ready at once; Kafka lets 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import CLUSTER_NAME, Operation, ResourceType
-from semel.broker.context import Answer, Reply, RequestContext
-from semel.broker.pacing import collect_now_if_few
+from semel.broker.context import Reply, RequestContext
+from semel.broker.pacing import ENTRIES_AT_ONCE, Pace, Slices, answer_in_slices
 from semel.broker.topic_answers import cluster_operations, missing_topic_code, partition_fields, topic_fields
 from semel.broker.topics import INTERNAL_TOPICS, Topic
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
@@ -26,38 +25,37 @@ _BY_ID_SINCE: Final = 12
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
+    return answer_in_slices(broker, context, request, _answer(broker, context, request))
+
+
+def _answer(broker: Broker, context: RequestContext, request: Any) -> Slices[Mapping[str, Any]]:
     asked = request.topics
+    found: Iterator[Mapping[str, Any] | Slices[Mapping[str, Any]]]
     if asked is None or (context.api_version == 0 and not asked):
-        count, found = len(broker.topics), _all_topics(broker, context, request)
+        found = _all_topics(broker, context, request)
     elif _names_by_id_too_early(context, asked):
-        count, found = len(asked), (topic_fields(ErrorCode.invalid_request, item.name or "") for item in asked)
+        found = (topic_fields(ErrorCode.invalid_request, item.name or "") for item in asked)
     else:
-        count, found = len(asked), _named_topics(broker, context, request)
-    topics = collect_now_if_few(found, count)
-    if isinstance(topics, list):
-        return _answer(broker, context, request, topics)
-    return _answer_later(broker, context, request, topics)
-
-
-async def _answer_later(
-    broker: Broker, context: RequestContext, request: Any, topics: Awaitable[list[Mapping[str, Any]]]
-) -> Answer:
-    return _answer(broker, context, request, await topics)
-
-
-def _answer(broker: Broker, context: RequestContext, request: Any, topics: list[Mapping[str, Any]]) -> Answer:
+        found = _named_topics(broker, context, request)
+    pace = Pace()
+    topics: list[Mapping[str, Any]] = []
+    for one in found:
+        known = len(broker.topics)
+        topic = one if isinstance(one, Mapping) else (yield from one)
+        topics.append(topic)
+        if pace.is_over(1 + len(topic["partitions"]) if len(broker.topics) == known else ENTRIES_AT_ONCE):
+            yield
     host, port = broker.advertised(context)
     settings = broker.settings
-    return respond(
-        request,
-        brokers=[{"node_id": settings.node_id, "host": host, "port": port, "rack": settings.rack}],
-        cluster_id=broker.topics.cluster_id,
-        controller_id=settings.node_id,
-        topics=topics,
-        cluster_authorized_operations=cluster_operations(
+    return {
+        "brokers": [{"node_id": settings.node_id, "host": host, "port": port, "rack": settings.rack}],
+        "cluster_id": broker.topics.cluster_id,
+        "controller_id": settings.node_id,
+        "topics": topics,
+        "cluster_authorized_operations": cluster_operations(
             broker, context, is_asked=getattr(request, "include_cluster_authorized_operations", False)
         ),
-    )
+    }
 
 
 def _names_by_id_too_early(context: RequestContext, asked: Sequence[Any]) -> bool:
@@ -73,7 +71,9 @@ def _all_topics(broker: Broker, context: RequestContext, request: Any) -> Iterat
             yield _described(broker, context, request, topic)
 
 
-def _named_topics(broker: Broker, context: RequestContext, request: Any) -> Iterator[Mapping[str, Any]]:
+def _named_topics(
+    broker: Broker, context: RequestContext, request: Any
+) -> Iterator[Mapping[str, Any] | Slices[Mapping[str, Any]]]:
     for asked in dict.fromkeys((item.name, getattr(item, "topic_id", None)) for item in request.topics):
         name, topic_id = asked
         # The id first: beside it, the Java client sends an empty name and not none.
@@ -85,7 +85,7 @@ def _named_topics(broker: Broker, context: RequestContext, request: Any) -> Iter
             yield topic_fields(ErrorCode.invalid_request, "")
 
 
-def _by_name(broker: Broker, context: RequestContext, request: Any, name: str) -> Mapping[str, Any]:
+def _by_name(broker: Broker, context: RequestContext, request: Any, name: str) -> Slices[Mapping[str, Any]]:
     if not broker.authorizer.allows(context, Operation.DESCRIBE, ResourceType.TOPIC, name):
         return topic_fields(ErrorCode.topic_authorization_failed, name)
     topic = broker.topics.get(name)
@@ -95,23 +95,22 @@ def _by_name(broker: Broker, context: RequestContext, request: Any, name: str) -
     if not broker.settings.auto_create_topics or not getattr(request, "allow_auto_topic_creation", True):
         return _failed(broker, context, request, missing_topic_code(name), name)
     try:
-        return _described(broker, context, request, _create(broker, context, name))
+        topic = yield from _create(broker, context, name)
+        return _described(broker, context, request, topic)
     except Refused as refusal:
         return _failed(broker, context, request, refusal.code, name)
 
 
-def _create(broker: Broker, context: RequestContext, name: str) -> Topic:
+def _create(broker: Broker, context: RequestContext, name: str) -> Slices[Topic]:
     allows = broker.authorizer.allows
     if not allows(context, Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) and not allows(
         context, Operation.CREATE, ResourceType.TOPIC, name
     ):
         raise Refused(ErrorCode.topic_authorization_failed, "Authorization failed.")
     if name in INTERNAL_TOPICS:
-        broker.ensure_internal_topic(name)
-        topic = broker.topics.get(name)
-        assert topic is not None
-        return topic
-    return broker.topics.create(broker.topics.decide_create(name, broker.settings))
+        return (yield from broker.topics.ensure_internal_in_slices(name, broker.settings))
+    topic = broker.topics.decide_create(name, broker.settings)
+    return (yield from broker.topics.create_in_slices(topic, broker.settings))
 
 
 def _by_id(broker: Broker, context: RequestContext, request: Any, topic_id: UUID) -> Mapping[str, Any]:

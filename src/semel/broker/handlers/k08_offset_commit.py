@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
 from semel.broker.context import Reply, RequestContext
-from semel.broker.offset_commits import Codes, answer, answer_when_durable, read_commits
+from semel.broker.offset_commits import Codes, commit_and_answer
 from semel.core.group_coordinator import Committer
 from semel.core.group_offsets import OffsetCommit
 from semel.core.refusal import Refused
@@ -24,19 +24,14 @@ _MS: Final = timedelta(milliseconds=1)
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
-    codes: Codes = {}
-    try:
+    def check() -> None:
         if not broker.authorizer.allows(context, Operation.READ, ResourceType.GROUP, request.group_id):
             raise Refused(ErrorCode.group_authorization_failed, request.group_id)
-        commits, codes = read_commits(broker, context, request)
-        if commits:
-            codes = {**codes, **_commit(broker, context, request, commits)}
-    except Refused as refusal:
-        broker.metrics.count_refusal(refusal.code)
-        return answer(request, codes, otherwise=refusal.code)
-    if broker.acknowledges_after_sync and commits:
-        return answer_when_durable(broker, request, codes)
-    return answer(request, codes)
+
+    def commit(commits: list[OffsetCommit]) -> Codes:
+        return _commit(broker, context, request, commits)
+
+    return commit_and_answer(broker, context, request, check, commit)
 
 
 def _commit(broker: Broker, context: RequestContext, request: Any, commits: list[OffsetCommit]) -> Codes:

@@ -13,9 +13,9 @@ from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
 from semel.broker.context import Reply, RequestContext
+from semel.broker.pacing import answer_list, answer_wide, sliced
 from semel.core.group_offsets import FetchedOffset, TopicPartition
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
@@ -28,13 +28,24 @@ _NOTHING: Final = -1
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
     if context.api_version >= _SEVERAL_GROUPS_SINCE:
         groups = {group.group_id: group for group in request.groups}  # each once: all offsets of one may be many
-        return respond(request, groups=[_fetch_or_code(broker, context, request, group) for group in groups.values()])
+        fetched_groups = (_fetch_or_code(broker, context, request, group) for group in groups.values())
+        return answer_list(broker, context, request, "groups", sliced(fetched_groups, weigh=_entries))
     fetched = _fetch_or_code(broker, context, request, request)
     if fetched["error_code"] is not ErrorCode.none and context.api_version < _GROUP_ERRORS_SINCE:
         asked = [(topic.name, index) for topic in request.topics for index in topic.partition_indexes]
         failed = FetchedOffset(code=fetched["error_code"])
         fetched["topics"] = _by_topic(dict.fromkeys(asked, failed))
-    return respond(request, topics=fetched["topics"], error_code=fetched["error_code"])
+    return answer_wide(
+        broker,
+        context,
+        request,
+        _entries(fetched),
+        {"topics": fetched["topics"], "error_code": fetched["error_code"]},
+    )
+
+
+def _entries(fetched: Mapping[str, Any]) -> int:
+    return 1 + sum(1 + len(topic["partitions"]) for topic in fetched["topics"])
 
 
 def _fetch_or_code(broker: Broker, context: RequestContext, request: Any, group: Any) -> dict[str, Any]:

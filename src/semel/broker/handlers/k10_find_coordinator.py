@@ -5,16 +5,16 @@ Several keys in one request from version 4. Not done: share groups (key type 2),
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
 from semel.broker.context import Reply, RequestContext
+from semel.broker.pacing import Pace, Slices, answer_in_slices, answer_list
 from semel.broker.topics import OFFSETS_TOPIC, TRANSACTION_TOPIC
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
@@ -33,17 +33,26 @@ _KINDS: Final = {
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
     key_type = getattr(request, "key_type", 0)
     if context.api_version < _BATCHED_SINCE:
-        return respond(request, **_find(broker, context, key_type, request.key))
+        return answer_in_slices(broker, context, request, _find(broker, context, key_type, request.key))
     keys = dict.fromkeys(request.coordinator_keys)
-    return respond(
-        request,
-        coordinators=[{"key": key, **_find(broker, context, key_type, key)} for key in keys],
-    )
+    return answer_list(broker, context, request, "coordinators", _find_all(broker, context, key_type, keys))
 
 
-def _find(broker: Broker, context: RequestContext, key_type: int, key: str) -> Mapping[str, Any]:
+def _find_all(
+    broker: Broker, context: RequestContext, key_type: int, keys: Iterable[str]
+) -> Slices[list[Mapping[str, Any]]]:
+    pace = Pace()
+    found: list[Mapping[str, Any]] = []
+    for key in keys:
+        found.append({"key": key, **(yield from _find(broker, context, key_type, key))})
+        if pace.is_over():
+            yield
+    return found
+
+
+def _find(broker: Broker, context: RequestContext, key_type: int, key: str) -> Slices[Mapping[str, Any]]:
     try:
-        _check(broker, context, key_type, key)
+        yield from _check(broker, context, key_type, key)
     except Refused as refusal:
         return {
             "error_code": refusal.code,
@@ -62,7 +71,7 @@ def _find(broker: Broker, context: RequestContext, key_type: int, key: str) -> M
     }
 
 
-def _check(broker: Broker, context: RequestContext, key_type: int, key: str) -> None:
+def _check(broker: Broker, context: RequestContext, key_type: int, key: str) -> Slices[None]:
     kind = _KINDS.get(key_type)
     if kind is None:
         raise Refused(ErrorCode.invalid_request, f"There is no coordinator for key type {key_type} here.")
@@ -70,6 +79,6 @@ def _check(broker: Broker, context: RequestContext, key_type: int, key: str) -> 
     if not broker.authorizer.allows(context, Operation.DESCRIBE, resource_type, key):
         raise Refused(not_authorized, "Authorization failed.")
     try:
-        broker.ensure_internal_topic(internal_topic)
+        yield from broker.topics.ensure_internal_in_slices(internal_topic, broker.settings)
     except Refused as refusal:
         raise Refused(ErrorCode.coordinator_not_available, refusal.reason) from refusal

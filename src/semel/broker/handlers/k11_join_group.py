@@ -16,6 +16,7 @@ from kio.schema.errors import ErrorCode
 from semel.broker.acls import Operation, ResourceType
 from semel.broker.context import Answer, Reply, RequestContext
 from semel.core.classic_state import JoinReply, JoinRequest, MemberProtocol
+from semel.core.group_coordinator import RECORD_BYTES
 from semel.core.refusal import Refused
 from semel.wire.server import respond
 
@@ -37,6 +38,8 @@ def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
             raise Refused(ErrorCode.group_authorization_failed, request.group_id)
         if sum(len(protocol.metadata) for protocol in request.protocols) > _METADATA_BYTES_MAX:
             raise Refused(ErrorCode.unknown_server_error, "the member's metadata is too large to be logged")
+        size = len(request.group_id) + sum(len(protocol.metadata) for protocol in request.protocols)
+        broker.groups.table.take(2 * RECORD_BYTES + size, ErrorCode.group_max_size_reached)
         join = _read(broker, context, request, request_id)
         decision = broker.groups.coordinator.decide_join(join, broker.clock.now_ms())
         broker.groups.carry_out(request.group_id, decision)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
-from semel.broker.context import Answer, RequestContext
+from semel.broker.context import Reply, RequestContext
+from semel.broker.pacing import answer_list, sliced
 from semel.core.classic_state import ClassicGroup, GroupState
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
@@ -22,9 +22,11 @@ _NOT_FOUND_SINCE: Final = 6
 _NOT_ASKED_FOR: Final = -(2**31)
 
 
-def handle(broker: Broker, context: RequestContext, request: Any) -> Answer:
+def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
     group_ids = dict.fromkeys(request.groups)  # each once, however often it is named: a group may be large
-    return respond(request, groups=[_describe(broker, context, request, group_id) for group_id in group_ids])
+    found = (_describe(broker, context, request, group_id) for group_id in group_ids)
+    work = sliced(found, weigh=lambda group: 1 + len(group["members"]))
+    return answer_list(broker, context, request, "groups", work)
 
 
 def _describe(broker: Broker, context: RequestContext, request: Any, group_id: str) -> dict[str, Any]:

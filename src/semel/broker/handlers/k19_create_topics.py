@@ -5,54 +5,52 @@ Not done: creation policies and quotas.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import CLUSTER_NAME, Operation, ResourceType
 from semel.broker.config_entries import topic_entries
-from semel.broker.context import Answer, Reply, RequestContext
-from semel.broker.pacing import collect_now_if_few
+from semel.broker.context import Reply, RequestContext
+from semel.broker.pacing import ENTRIES_AT_ONCE, Pace, Slices, answer_in_slices
 from semel.broker.topics import NEW_PARTITIONS_MAX, TOO_MANY_PARTITIONS, Topic
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
 
 _REPLICATION_FACTOR: Final = 1
+_STEPS_OF_A_CHECK: Final = 16
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
+    return answer_in_slices(broker, context, request, _answer(broker, context, request))
+
+
+def _answer(broker: Broker, context: RequestContext, request: Any) -> Slices[Mapping[str, Any]]:
     counts: dict[str, int] = {}
     for item in request.topics:
         counts[item.name] = counts.get(item.name, 0) + 1
     partitions = sum(len(item.assignments) or max(item.num_partitions, 1) for item in request.topics)
-    answers = collect_now_if_few(
-        (
-            _answer_one(broker, context, request, item, is_too_much=partitions > NEW_PARTITIONS_MAX)
-            for item in request.topics
-            if counts[item.name] == 1
-        ),
-        len(request.topics),
-    )
+    pace = Pace()
+    answers: list[Mapping[str, Any]] = []
+    for item in request.topics:
+        if counts[item.name] == 1:
+            is_too_much = partitions > NEW_PARTITIONS_MAX
+            answer = yield from _answer_one(broker, context, request, item, is_too_much=is_too_much)
+            answers.append(answer)
+            is_new = not answer["error_code"] and not request.validate_only
+            if pace.is_over(ENTRIES_AT_ONCE if is_new else _STEPS_OF_A_CHECK):
+                yield
     duplicate = Refused(ErrorCode.invalid_request, "Duplicate topic name.")
     repeated = [_refused(name, duplicate) for name, count in counts.items() if count > 1]
-    if isinstance(answers, list):
-        return respond(request, topics=[*answers, *repeated])
-    return _answer_later(request, answers, repeated)
-
-
-async def _answer_later(
-    request: Any, answers: Awaitable[list[Mapping[str, Any]]], repeated: list[Mapping[str, Any]]
-) -> Answer:
-    return respond(request, topics=[*await answers, *repeated])
+    return {"topics": [*answers, *repeated]}
 
 
 def _answer_one(
     broker: Broker, context: RequestContext, request: Any, item: Any, *, is_too_much: bool
-) -> Mapping[str, Any]:
+) -> Slices[Mapping[str, Any]]:
     try:
         _check_authorized(broker, context, item.name)
         if is_too_much:
@@ -66,7 +64,7 @@ def _answer_one(
             configs={config.name: config.value for config in item.configs},
         )
         if not request.validate_only:
-            broker.topics.create(topic)
+            yield from broker.topics.create_in_slices(topic, broker.settings)
     except Refused as refusal:
         return _refused(item.name, refusal)
     return _created(broker, context, topic, is_there=not request.validate_only)

@@ -6,18 +6,17 @@ Not done: quotas.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
-from semel.broker.context import Answer, Reply, RequestContext
-from semel.broker.pacing import collect_now_if_few
+from semel.broker.context import Reply, RequestContext
+from semel.broker.pacing import ENTRIES_AT_ONCE, Pace, Slices, answer_list
 from semel.broker.topics import Topic
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
@@ -34,17 +33,21 @@ def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
         else [(name, None) for name in request.topic_names]
     )
     counts = Counter(asked)
-    answers = collect_now_if_few(
-        (_answer(broker, context, item, is_repeated=count > 1) for item, count in counts.items()), len(counts)
-    )
-    return respond(request, responses=answers) if isinstance(answers, list) else _answer_later(request, answers)
+    return answer_list(broker, context, request, "responses", _answers(broker, context, counts))
 
 
-async def _answer_later(request: Any, answers: Awaitable[list[Mapping[str, Any]]]) -> Answer:
-    return respond(request, responses=await answers)
+def _answers(broker: Broker, context: RequestContext, counts: Mapping[Asked, int]) -> Slices[list[Mapping[str, Any]]]:
+    pace = Pace()
+    answers: list[Mapping[str, Any]] = []
+    for item, count in counts.items():
+        answer = yield from _answer(broker, context, item, is_repeated=count > 1)
+        answers.append(answer)
+        if pace.is_over(1 if answer["error_code"] else ENTRIES_AT_ONCE):
+            yield
+    return answers
 
 
-def _answer(broker: Broker, context: RequestContext, asked: Asked, *, is_repeated: bool) -> Mapping[str, Any]:
+def _answer(broker: Broker, context: RequestContext, asked: Asked, *, is_repeated: bool) -> Slices[Mapping[str, Any]]:
     name, topic_id = asked
     try:
         if is_repeated:
@@ -52,7 +55,8 @@ def _answer(broker: Broker, context: RequestContext, asked: Asked, *, is_repeate
             raise Refused(ErrorCode.invalid_request, f"Duplicate topic {what}.")
         topic = _find(broker, context, name, topic_id)
         name, topic_id = topic.name, topic.topic_id
-        _delete(broker, context, topic)
+        _check_deletable(broker, context, topic)
+        yield from broker.topics.delete_in_slices(topic.name)
     except Refused as refusal:
         return {
             "name": name,
@@ -80,7 +84,7 @@ def _find(broker: Broker, context: RequestContext, name: str | None, topic_id: U
     return topic
 
 
-def _delete(broker: Broker, context: RequestContext, topic: Topic) -> None:
+def _check_deletable(broker: Broker, context: RequestContext, topic: Topic) -> None:
     if not broker.authorizer.allows(context, Operation.DELETE, ResourceType.TOPIC, topic.name):
         raise Refused(ErrorCode.topic_authorization_failed, "Authorization failed.")
     if not broker.settings.delete_topics:
@@ -92,4 +96,3 @@ def _delete(broker: Broker, context: RequestContext, topic: Topic) -> None:
     if topic.is_internal:
         # The coordinators live on it: with it would go every committed offset or open transaction.
         raise Refused(ErrorCode.policy_violation, f"Topic '{topic.name}' is internal and cannot be deleted.")
-    broker.topics.delete(topic.name)

@@ -9,9 +9,9 @@ from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
 from semel.broker.context import Reply, RequestContext
+from semel.broker.pacing import answer_list, sliced_partitions
 from semel.broker.topics import DISK_FAILURES
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
@@ -20,13 +20,9 @@ _UNKNOWN_OFFSET: Final = -1
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
-    return respond(
-        request,
-        topics=[
-            {"name": item.name, "partitions": [_answer(broker, context, item.name, each) for each in item.partitions]}
-            for item in request.topics
-        ],
-    )
+    # Each is synced before the next.
+    work = sliced_partitions(request.topics, lambda name, asked: _answer(broker, context, name, asked), at_once=1)
+    return answer_list(broker, context, request, "topics", work)
 
 
 def _answer(broker: Broker, context: RequestContext, name: str, asked: Any) -> Mapping[str, Any]:

@@ -12,25 +12,17 @@ from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
 from semel.broker.context import Reply, RequestContext
+from semel.broker.pacing import answer_list, sliced_partitions
 from semel.core.leader_epochs import UNDEFINED
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
-    return respond(
-        request,
-        topics=[
-            {
-                "topic": item.topic,
-                "partitions": [_answer(broker, context, item.topic, each) for each in item.partitions],
-            }
-            for item in request.topics
-        ],
-    )
+    work = sliced_partitions(request.topics, lambda name, asked: _answer(broker, context, name, asked), name="topic")
+    return answer_list(broker, context, request, "topics", work)
 
 
 def _answer(broker: Broker, context: RequestContext, name: str, asked: Any) -> Mapping[str, Any]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
-from semel.broker.context import Answer, RequestContext
+from semel.broker.context import Reply, RequestContext
+from semel.broker.pacing import answer_wide
 from semel.broker.transaction_runtime import CONSUMER_OFFSETS, TRANSACTION_STATE
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
@@ -21,15 +21,18 @@ if TYPE_CHECKING:
 FENCED_KNOWN_SINCE = 2
 
 
-def handle(broker: Broker, context: RequestContext, request: Any) -> Answer:
+def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
     transactional_id: str = request.v3_and_below_transactional_id
     wanted = [(topic.name, index) for topic in request.v3_and_below_topics for index in topic.partitions]
     if not broker.authorizer.allows(context, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id):
-        return _answer(request, dict.fromkeys(wanted, ErrorCode.transactional_id_authorization_failed))
+        failed = dict.fromkeys(wanted, ErrorCode.transactional_id_authorization_failed)
+        return _answer(broker, context, request, failed)
     codes = {partition: _code_before_adding(broker, context, *partition) for partition in wanted}
     if any(code is not ErrorCode.none for code in codes.values()):
         # All or none: the ones that could have been added are told that they were not.
         return _answer(
+            broker,
+            context,
             request,
             {one: ErrorCode.operation_not_attempted if code is ErrorCode.none else code for one, code in codes.items()},
         )
@@ -46,8 +49,8 @@ def handle(broker: Broker, context: RequestContext, request: Any) -> Answer:
         code = refusal.code
         if code is ErrorCode.producer_fenced and context.api_version < FENCED_KNOWN_SINCE:
             code = ErrorCode.invalid_producer_epoch
-        return _answer(request, dict.fromkeys(wanted, code))
-    return _answer(request, codes)
+        return _answer(broker, context, request, dict.fromkeys(wanted, code))
+    return _answer(broker, context, request, codes)
 
 
 def _code_before_adding(broker: Broker, context: RequestContext, topic: str, index: int) -> ErrorCode:
@@ -60,17 +63,16 @@ def _code_before_adding(broker: Broker, context: RequestContext, topic: str, ind
     return ErrorCode.none
 
 
-def _answer(request: Any, codes: dict[tuple[str, int], ErrorCode]) -> Answer:
-    return respond(
-        request,
-        results_by_topic_v3_and_below=[
-            {
-                "name": topic.name,
-                "results_by_partition": [
-                    {"partition_index": index, "partition_error_code": codes[topic.name, index]}
-                    for index in topic.partitions
-                ],
-            }
-            for topic in request.v3_and_below_topics
-        ],
-    )
+def _answer(broker: Broker, context: RequestContext, request: Any, codes: dict[tuple[str, int], ErrorCode]) -> Reply:
+    topics = [
+        {
+            "name": topic.name,
+            "results_by_partition": [
+                {"partition_index": index, "partition_error_code": codes[topic.name, index]}
+                for index in topic.partitions
+            ],
+        }
+        for topic in request.v3_and_below_topics
+    ]
+    entries = len(codes) + len(topics)
+    return answer_wide(broker, context, request, entries, {"results_by_topic_v3_and_below": topics})

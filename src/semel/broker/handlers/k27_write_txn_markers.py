@@ -5,49 +5,40 @@ Needs ALTER on the cluster, as in Kafka since 3.x (CLUSTER_ACTION is what broker
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import CLUSTER_NAME, Operation, ResourceType
-from semel.broker.context import Answer, RequestContext
+from semel.broker.context import Reply, RequestContext
+from semel.broker.pacing import Slices, answer_list, sliced_partitions
 from semel.broker.storage.failures import StorageError
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
 
 
-async def handle(broker: Broker, context: RequestContext, request: Any) -> Answer:
+def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
+    return answer_list(broker, context, request, "markers", _write_all(broker, context, request))
+
+
+def _write_all(broker: Broker, context: RequestContext, request: Any) -> Slices[list[Mapping[str, Any]]]:
     allowed = any(
         broker.authorizer.allows(context, operation, ResourceType.CLUSTER, CLUSTER_NAME)
         for operation in (Operation.ALTER, Operation.CLUSTER_ACTION)
     )
-    return respond(
-        request,
-        markers=[
-            {
-                "producer_id": marker.producer_id,
-                "topics": [
-                    {
-                        "name": topic.name,
-                        "partitions": [
-                            {
-                                "partition_index": index,
-                                "error_code": _write(broker, marker, topic.name, index)
-                                if allowed
-                                else ErrorCode.cluster_authorization_failed,
-                            }
-                            for index in topic.partition_indexes
-                        ],
-                    }
-                    for topic in marker.topics
-                ],
-            }
-            for marker in request.markers
-        ],
-    )
+    answers: list[Mapping[str, Any]] = []
+    for marker in request.markers:
+
+        def answer(topic: str, index: int, marker: Any = marker) -> Mapping[str, Any]:
+            code = _write(broker, marker, topic, index) if allowed else ErrorCode.cluster_authorization_failed
+            return {"partition_index": index, "error_code": code}
+
+        topics = yield from sliced_partitions(marker.topics, answer, partitions="partition_indexes")
+        answers.append({"producer_id": marker.producer_id, "topics": topics})
+    return answers
 
 
 def _write(broker: Broker, marker: Any, topic: str, index: int) -> ErrorCode:

@@ -11,7 +11,7 @@ from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
 from semel.broker.context import Reply, RequestContext
-from semel.broker.offset_commits import Codes, answer, answer_when_durable, read_commits
+from semel.broker.offset_commits import Codes, commit_and_answer
 from semel.core.group_coordinator import Committer
 from semel.core.group_offsets import OffsetCommit
 from semel.core.refusal import Refused
@@ -24,18 +24,16 @@ _ABORTABLE_KNOWN_SINCE: Final = 4
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
-    codes: Codes = {}
-    try:
+    def check() -> None:
         _check_authorization(broker, context, request)
-        commits, codes = read_commits(broker, context, request)
-        if commits:
-            codes = {**codes, **_commit(broker, context, request, commits)}
-    except Refused as refusal:
-        broker.metrics.count_refusal(refusal.code)
-        return answer(request, codes, otherwise=_code_for_client(refusal.code, context.api_version))
-    if broker.acknowledges_after_sync and commits:
-        return answer_when_durable(broker, request, codes)
-    return answer(request, codes)
+
+    def commit(commits: list[OffsetCommit]) -> Codes:
+        return _commit(broker, context, request, commits)
+
+    def code_for_client(code: ErrorCode) -> ErrorCode:
+        return _code_for_client(code, context.api_version)
+
+    return commit_and_answer(broker, context, request, check, commit, code_for_client)
 
 
 def _check_authorization(broker: Broker, context: RequestContext, request: Any) -> None:

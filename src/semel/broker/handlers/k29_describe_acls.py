@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,8 @@ from kio.schema.errors import ErrorCode
 
 from semel.broker.acl_requests import check_acls, filter_of
 from semel.broker.acls import AclBinding, Operation
+from semel.broker.pacing import ENTRIES_AT_ONCE, Slices, answer_in_slices
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.context import Reply, RequestContext
@@ -18,11 +19,17 @@ if TYPE_CHECKING:
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
+    return answer_in_slices(broker, context, request, _describe(broker, context, request))
+
+
+def _describe(broker: Broker, context: RequestContext, request: Any) -> Slices[Mapping[str, Any]]:
     try:
         check_acls(broker, context, Operation.DESCRIBE)
-        found = broker.authorizer.find(filter_of(request))
+        found = yield from broker.authorizer.find_in_slices(filter_of(request))
     except Refused as refused:
-        return respond(request, error_code=refused.code, error_message=refused.reason, resources=())
+        return {"error_code": refused.code, "error_message": refused.reason, "resources": ()}
+    if len(found) > ENTRIES_AT_ONCE:
+        yield
     resources = [
         {
             "resource_type": resource_type.value,
@@ -32,7 +39,7 @@ def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
         }
         for (resource_type, name, pattern_type), bindings in groupby(found, key=_resource)
     ]
-    return respond(request, error_code=ErrorCode.none, error_message=None, resources=resources)
+    return {"error_code": ErrorCode.none, "error_message": None, "resources": resources}
 
 
 def _resource(binding: AclBinding) -> tuple[Any, str, Any]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acl_requests import NOT_WRITTEN, STORE_FAILURES, binding_of, check_acls
-from semel.broker.acls import AclBinding, Operation
+from semel.broker.acls import AclBinding, Operation, lines_of
+from semel.broker.pacing import Pace, Slices, answer_list
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.context import Reply, RequestContext
@@ -17,17 +17,32 @@ if TYPE_CHECKING:
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
+    return answer_list(broker, context, request, "results", _create(broker, context, request))
+
+
+def _create(broker: Broker, context: RequestContext, request: Any) -> Slices[list[Any]]:
     try:
         check_acls(broker, context, Operation.ALTER)
     except Refused as refused:
-        return respond(request, results=[_refusal(refused) for _ in request.creations])
-    outcomes = [_read(creation) for creation in request.creations]
+        return [_refusal(refused) for _ in request.creations]
+    lines: dict[AclBinding, str] = {}
+    outcomes: list[AclBinding | Refused] = []
+    pace = Pace()
+    for creation in request.creations:
+        outcome = _read(creation)
+        outcomes.append(outcome)
+        if isinstance(outcome, AclBinding):
+            lines |= lines_of([outcome])
+        if pace.is_over():
+            yield
+    failed: Refused | None = None
     try:
-        broker.authorizer.add([outcome for outcome in outcomes if isinstance(outcome, AclBinding)])
+        yield from broker.authorizer.add_lines(lines)
     except STORE_FAILURES:
         failed = Refused(ErrorCode.kafka_storage_error, NOT_WRITTEN)
-        outcomes = [failed if isinstance(outcome, AclBinding) else outcome for outcome in outcomes]
-    return respond(request, results=[_result(outcome) for outcome in outcomes])
+    except Refused as refused:
+        failed = refused
+    return [_result(failed if failed and isinstance(outcome, AclBinding) else outcome) for outcome in outcomes]
 
 
 def _read(creation: Any) -> AclBinding | Refused:

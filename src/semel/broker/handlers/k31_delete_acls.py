@@ -9,8 +9,8 @@ from kio.schema.errors import ErrorCode
 
 from semel.broker.acl_requests import NOT_WRITTEN, STORE_FAILURES, check_acls, filter_of
 from semel.broker.acls import AclBinding, AclFilter, Operation
+from semel.broker.pacing import Slices, answer_list
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.context import Reply, RequestContext
@@ -18,19 +18,24 @@ if TYPE_CHECKING:
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
+    return answer_list(broker, context, request, "filter_results", _delete(broker, context, request))
+
+
+def _delete(broker: Broker, context: RequestContext, request: Any) -> Slices[list[Any]]:
     try:
         check_acls(broker, context, Operation.ALTER)
     except Refused as refused:
-        return respond(request, filter_results=[_refusal(refused) for _ in request.filters])
+        return [_refusal(refused) for _ in request.filters]
     filters = [_read(each) for each in request.filters]
     try:
-        removed = iter(broker.authorizer.remove([each for each in filters if isinstance(each, AclFilter)]))
+        chosen = [each for each in filters if isinstance(each, AclFilter)]
+        removed = iter((yield from broker.authorizer.remove_in_slices(chosen)))
     except STORE_FAILURES:
         failed = _refusal(Refused(ErrorCode.kafka_storage_error, NOT_WRITTEN))
         results = [failed if isinstance(each, AclFilter) else _refusal(each) for each in filters]
     else:
         results = [_result(next(removed)) if isinstance(each, AclFilter) else _refusal(each) for each in filters]
-    return respond(request, filter_results=results)
+    return results
 
 
 def _read(each: Any) -> AclFilter | Refused:

@@ -5,7 +5,7 @@ Not done: documentation texts (null), and the configs of loggers, groups and cli
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
@@ -14,41 +14,40 @@ from semel.broker.acls import CLUSTER_NAME, Operation, ResourceType
 from semel.broker.config_changes import AUTHORIZATION_FAILED, ConfigResource
 from semel.broker.config_entries import ConfigEntry, all_brokers_entries, broker_entries, topic_entries
 from semel.broker.config_types import is_integer
-from semel.broker.context import Answer, Reply, RequestContext
-from semel.broker.pacing import collect_now_if_few
+from semel.broker.context import Reply, RequestContext
+from semel.broker.pacing import answer_list, sliced
 from semel.broker.topic_names import refuse_bad_name
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
+
+_Known = dict[ConfigEntry, Mapping[str, Any]]
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
     # Each resource once: a broker's configs a thousand times over are a hundred megabytes.
     resources = {(item.resource_type, item.resource_name): item for item in request.resources}
-    answers = collect_now_if_few(
-        (_describe(broker, context, request, item) for item in resources.values()), len(resources)
-    )
-    return respond(request, results=answers) if isinstance(answers, list) else _answer_later(request, answers)
+    known: _Known = {}
+    found = (_describe(broker, context, request, item, known) for item in resources.values())
+    work = sliced(found, weigh=lambda answer: 1 + len(answer["configs"]))
+    return answer_list(broker, context, request, "results", work)
 
 
-async def _answer_later(request: Any, answers: Awaitable[list[Mapping[str, Any]]]) -> Answer:
-    return respond(request, results=await answers)
-
-
-def _describe(broker: Broker, context: RequestContext, request: Any, item: Any) -> Mapping[str, Any]:
+def _describe(broker: Broker, context: RequestContext, request: Any, item: Any, known: _Known) -> Mapping[str, Any]:
     resource = {"resource_type": item.resource_type, "resource_name": item.resource_name}
     try:
         entries = _entries(broker, context, item.resource_type, item.resource_name)
     except Refused as refusal:
         return {**resource, "error_code": refusal.code, "error_message": refusal.reason, "configs": []}
     wanted = set(item.configuration_keys or ())
-    configs = [
-        _config(entry, with_synonyms=request.include_synonyms)
-        for entry in entries
-        if not wanted or entry.name in wanted
-    ]
+    # Most topics have the same configs: thousands of equal entries would be a hundred megabytes.
+    configs: list[Mapping[str, Any]] = []
+    for entry in entries:
+        if not wanted or entry.name in wanted:
+            if entry not in known:
+                known[entry] = _config(entry, with_synonyms=request.include_synonyms)
+            configs.append(known[entry])
     return {**resource, "error_code": ErrorCode.none, "error_message": "", "configs": configs}
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel.broker.config_changes import alter_resources, replacing
 from semel.broker.context import Reply, RequestContext
-from semel.wire.server import respond
+from semel.broker.pacing import answer_list
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
@@ -14,4 +14,4 @@ if TYPE_CHECKING:
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
     changes = [replacing([(config.name, config.value) for config in item.configs]) for item in request.resources]
-    return respond(request, responses=alter_resources(broker, context, request, changes))
+    return answer_list(broker, context, request, "responses", alter_resources(broker, context, request, changes))

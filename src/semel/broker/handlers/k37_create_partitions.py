@@ -13,23 +13,28 @@ from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
 from semel.broker.context import Reply, RequestContext
-from semel.broker.topics import NEW_PARTITIONS_MAX, TOO_MANY_PARTITIONS
+from semel.broker.pacing import ENTRIES_AT_ONCE, Pace, Slices, answer_list
+from semel.broker.topics import NEW_PARTITIONS_MAX, TOO_MANY_PARTITIONS, Topic
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
+    return answer_list(broker, context, request, "results", _answers(broker, context, request))
+
+
+def _answers(broker: Broker, context: RequestContext, request: Any) -> Slices[list[Mapping[str, Any]]]:
+    pace = Pace()
+    answers: list[Mapping[str, Any]] = []
     counts = Counter(item.name for item in request.topics)
     items = {item.name: item for item in request.topics}
     left = NEW_PARTITIONS_MAX
-    results: list[Mapping[str, Any]] = []
     for name, item in items.items():
         topic = broker.topics.get(name)
         left -= max(0, item.count - (topic.partition_count if topic is not None else 0))
-        answer = _answer(
+        answer = yield from _answer(
             broker,
             context,
             item,
@@ -37,13 +42,16 @@ def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
             is_too_much=left < 0,
             validate_only=request.validate_only,
         )
-        results.append(answer)
-    return respond(request, results=results)
+        answers.append(answer)
+        is_new = not answer["error_code"] and not request.validate_only
+        if pace.is_over(ENTRIES_AT_ONCE if is_new else 1):
+            yield
+    return answers
 
 
 def _answer(
     broker: Broker, context: RequestContext, item: Any, *, is_repeated: bool, is_too_much: bool, validate_only: bool
-) -> Mapping[str, Any]:
+) -> Slices[Mapping[str, Any]]:
     try:
         if is_repeated:
             raise Refused(ErrorCode.invalid_request, "Duplicate topic name.")
@@ -52,9 +60,13 @@ def _answer(
         if is_too_much and item.name in broker.topics:
             raise Refused(ErrorCode.policy_violation, TOO_MANY_PARTITIONS)
         assignments = None if item.assignments is None else [each.broker_ids for each in item.assignments]
-        topic = broker.topics.decide_grow(item.name, item.count, broker.settings, assignments)
+
+        def decide() -> Topic:
+            return broker.topics.decide_grow(item.name, item.count, broker.settings, assignments)
+
+        decide()
         if not validate_only:
-            broker.topics.grow(topic)
+            yield from broker.topics.grow_in_slices(item.name, decide)
     except Refused as refusal:
         return {"name": item.name, "error_code": refusal.code, "error_message": refusal.reason}
     return {"name": item.name, "error_code": ErrorCode.none, "error_message": None}

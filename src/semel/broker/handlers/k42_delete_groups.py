@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
-from semel.broker.context import Answer, RequestContext
+from semel.broker.context import Reply, RequestContext
+from semel.broker.pacing import answer_list, sliced
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
 
+_DELETIONS_AT_ONCE: Final = 32
 
-def handle(broker: Broker, context: RequestContext, request: Any) -> Answer:
+
+def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
     group_ids = dict.fromkeys(request.groups_names)
-    return respond(
-        request,
-        results=[{"group_id": group_id, "error_code": _delete(broker, context, group_id)} for group_id in group_ids],
+    work = sliced(
+        ({"group_id": group_id, "error_code": _delete(broker, context, group_id)} for group_id in group_ids),
+        _DELETIONS_AT_ONCE,
     )
+    return answer_list(broker, context, request, "results", work)
 
 
 def _delete(broker: Broker, context: RequestContext, group_id: str) -> ErrorCode:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel.broker.config_changes import alter_resources, incremental
 from semel.broker.context import Reply, RequestContext
-from semel.wire.server import respond
+from semel.broker.pacing import answer_list
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
@@ -20,4 +20,4 @@ def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
         incremental([(config.name, config.config_operation, config.value) for config in item.configs])
         for item in request.resources
     ]
-    return respond(request, responses=alter_resources(broker, context, request, changes))
+    return answer_list(broker, context, request, "responses", alter_resources(broker, context, request, changes))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
-from semel.broker.context import Answer, RequestContext
+from semel.broker.context import Reply, RequestContext
+from semel.broker.pacing import answer_wide
 from semel.core.group_offsets import TopicPartition
 from semel.core.refusal import Refused
 from semel.wire.server import respond
@@ -16,29 +17,27 @@ if TYPE_CHECKING:
     from semel.broker.state import Broker
 
 
-def handle(broker: Broker, context: RequestContext, request: Any) -> Answer:
+def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
     try:
         codes = _delete(broker, context, request)
     except Refused as refusal:
         broker.metrics.count_refusal(refusal.code)
         return respond(request, error_code=refusal.code, topics=[])
-    return respond(
-        request,
-        error_code=ErrorCode.none,
-        topics=[
-            {
-                "name": topic.name,
-                "partitions": [
-                    {
-                        "partition_index": partition.partition_index,
-                        "error_code": codes[topic.name, partition.partition_index],
-                    }
-                    for partition in topic.partitions
-                ],
-            }
-            for topic in request.topics
-        ],
-    )
+    topics = [
+        {
+            "name": topic.name,
+            "partitions": [
+                {
+                    "partition_index": partition.partition_index,
+                    "error_code": codes[topic.name, partition.partition_index],
+                }
+                for partition in topic.partitions
+            ],
+        }
+        for topic in request.topics
+    ]
+    entries = len(topics) + len(codes)
+    return answer_wide(broker, context, request, entries, {"error_code": ErrorCode.none, "topics": topics})
 
 
 def _delete(broker: Broker, context: RequestContext, request: Any) -> dict[TopicPartition, ErrorCode]:

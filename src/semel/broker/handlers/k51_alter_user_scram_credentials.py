@@ -13,9 +13,16 @@ from kio.schema.errors import ErrorCode
 from semel.broker.acl_requests import NOT_WRITTEN, STORE_FAILURES, check_cluster
 from semel.broker.acls import Operation
 from semel.broker.credentials import CredentialChange
-from semel.broker.scram import ITERATIONS_MAX, ITERATIONS_MIN, MECHANISM_NUMBERS, ScramCredential
+from semel.broker.pacing import Pace, Slices, answer_list
+from semel.broker.scram import (
+    ITERATIONS_MAX,
+    ITERATIONS_MIN,
+    MECHANISM_NUMBERS,
+    SALT_BYTES_MAX,
+    USERNAME_BYTES_MAX,
+    ScramCredential,
+)
 from semel.core.refusal import Refused
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.context import Reply, RequestContext
@@ -26,20 +33,33 @@ _NAMES = {number: name for name, number in MECHANISM_NUMBERS.items()}
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
+    return answer_list(broker, context, request, "results", _alter(broker, context, request))
+
+
+def _alter(broker: Broker, context: RequestContext, request: Any) -> Slices[list[Any]]:
     asked = Counter(each.name for each in (*request.deletions, *request.upsertions))
     try:
         check_cluster(broker, context, Operation.ALTER)
     except Refused as refused:
-        return respond(request, results=[_result(name, refused) for name in asked])
+        return [_result(name, refused) for name in asked]
     outcomes: dict[str, CredentialChange | Refused] = {}
+    pace = Pace()
     for each in (*request.deletions, *request.upsertions):
         outcomes[each.name] = _read(broker.credentials, each, asked[each.name])
+        if pace.is_over():
+            yield
+    failed: Refused | None = None
     try:
-        broker.credentials.change([each for each in outcomes.values() if isinstance(each, CredentialChange)])
+        changes = [each for each in outcomes.values() if isinstance(each, CredentialChange)]
+        yield from broker.credentials.change_in_slices(changes)
     except STORE_FAILURES:
         failed = Refused(ErrorCode.kafka_storage_error, NOT_WRITTEN)
-        outcomes = {name: each if isinstance(each, Refused) else failed for name, each in outcomes.items()}
-    return respond(request, results=[_result(name, outcome) for name, outcome in outcomes.items()])
+    except Refused as refused:
+        failed = refused
+    return [
+        _result(name, failed if failed and isinstance(outcome, CredentialChange) else outcome)
+        for name, outcome in outcomes.items()
+    ]
 
 
 def _read(credentials: CredentialStore, each: Any, count: int) -> CredentialChange | Refused:
@@ -62,6 +82,12 @@ def _upsertion(each: Any) -> CredentialChange:
         raise Refused(ErrorCode.unacceptable_credential, "Too few iterations")
     if each.iterations > ITERATIONS_MAX:
         raise Refused(ErrorCode.unacceptable_credential, "Too many iterations")
+    if len(each.name.encode()) > USERNAME_BYTES_MAX:
+        raise Refused(ErrorCode.unacceptable_credential, f"Username of more than {USERNAME_BYTES_MAX:,} bytes")
+    if max(len(each.salt), len(each.salted_password)) > SALT_BYTES_MAX:
+        raise Refused(
+            ErrorCode.unacceptable_credential, f"Salt or salted password of more than {SALT_BYTES_MAX:,} bytes"
+        )
     mechanism = _NAMES[each.mechanism]
     credential = ScramCredential.from_salted(
         mechanism, bytes(each.salted_password), salt=bytes(each.salt), iterations=each.iterations

@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
-from semel.broker.context import Answer, RequestContext
+from semel.broker.context import Reply, RequestContext
+from semel.broker.pacing import answer_list, sliced
 from semel.core.refusal import Refused
 from semel.core.transaction_listing import describe_transaction
-from semel.wire.server import respond
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
 
 
-def handle(broker: Broker, context: RequestContext, request: Any) -> Answer:
-    return respond(
-        request,
-        transaction_states=[_describe(broker, context, name) for name in dict.fromkeys(request.transactional_ids)],
-    )
+def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
+    found = (_describe(broker, context, name) for name in dict.fromkeys(request.transactional_ids))
+    work = sliced(found, weigh=lambda state: 1 + len(state["topics"]))
+    return answer_list(broker, context, request, "transaction_states", work)
 
 
 def _describe(broker: Broker, context: RequestContext, transactional_id: str) -> dict[str, Any]:

@@ -6,8 +6,9 @@ classic group with members is answered GROUP_ID_NOT_FOUND, an empty one makes ro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Awaitable, Collection, Iterator, Mapping
 from datetime import timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import Operation, ResourceType
 from semel.broker.context import Answer, Reply, RequestContext
+from semel.broker.pacing import answer_wide
 from semel.core.consumer_group_records import Assignment
 from semel.core.consumer_groups import ConsumerGroupDecision, HeartbeatResponse
 from semel.core.refusal import Refused
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 _CLIENT_MAKES_MEMBER_ID_SINCE: Final = 1
 _MS: Final = timedelta(milliseconds=1)
+_NUMBER: Final = attrgetter("int")
 
 
 def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
@@ -48,28 +51,50 @@ def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
     # Timers alone decide without an answer.
     assert decision.response is not None
     if broker.acknowledges_after_sync and decision.records:
-        return _wait_and_answer(broker, request, decision.response)
-    return _answer(request, decision.response)
+        return _wait_and_answer(broker, context, request, decision.response)
+    return _answer(broker, context, request, decision.response)
 
 
-async def _wait_and_answer(broker: Broker, request: Any, response: HeartbeatResponse) -> Answer:
+async def _wait_and_answer(
+    broker: Broker, context: RequestContext, request: Any, response: HeartbeatResponse
+) -> Answer:
     await broker.groups.wait_durable(request.group_id)
-    return _answer(request, response)
+    reply = _answer(broker, context, request, response)
+    return await reply if isinstance(reply, Awaitable) else reply
 
 
-def _answer(request: Any, response: HeartbeatResponse) -> Answer:
-    return respond(
-        request,
-        error_code=ErrorCode.none,
-        member_id=response.member_id,
-        member_epoch=response.member_epoch,
-        heartbeat_interval=response.heartbeat_interval_ms,
-        assignment=None if response.assignment is None else _topic_partitions(response.assignment),
-    )
+def _answer(broker: Broker, context: RequestContext, request: Any, response: HeartbeatResponse) -> Reply:
+    shown = None if response.assignment is None else _shown(broker, context, response.assignment)
+    fields = {
+        "error_code": ErrorCode.none,
+        "member_id": response.member_id,
+        "member_epoch": response.member_epoch,
+        "heartbeat_interval": response.heartbeat_interval_ms,
+        "assignment": None if shown is None else _topic_partitions(shown),
+    }
+    return answer_wide(broker, context, request, len(shown or ()), fields)
+
+
+def _shown(broker: Broker, context: RequestContext, assignment: Assignment) -> Assignment:
+    """Without topics that this member may not see.
+
+    A regular expression is resolved once for all members that share it, with the rights of one of them. A member with
+    fewer rights could not read the topic, and must not learn its id either.
+    """
+    hidden = {
+        topic.topic_id
+        for topic_id in assignment
+        if (topic := broker.topics.by_id(topic_id)) is not None
+        and not broker.authorizer.allows(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+    }
+    return {topic_id: partitions for topic_id, partitions in assignment.items() if topic_id not in hidden}
 
 
 def _topic_partitions(assignment: Assignment) -> dict[str, Any]:
-    topics = [{"topic_id": topic_id, "partitions": sorted(assignment[topic_id])} for topic_id in sorted(assignment)]
+    topics = [
+        {"topic_id": topic_id, "partitions": sorted(assignment[topic_id])}
+        for topic_id in sorted(assignment, key=_NUMBER)
+    ]
     return {"topic_partitions": topics}
 
 

@@ -12,17 +12,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from semel.broker.failpoints import reach
-from semel.broker.storage.failures import told_as
+from semel.broker.storage.failures import DamagedLog, told_as
 from semel.broker.storage.index import RELATIVE_OFFSET_MAX
 from semel.broker.storage.log_file import LogFile, OpenFiles, remove_file
 from semel.broker.storage.partition import Partition
 from semel.broker.storage.recovery import CLEANED_SUFFIX, finish_swap, swap_path
 from semel.broker.storage.segment import LOG_SUFFIX, Segment
 from semel.broker.storage.walk import Walker
-from semel.core.compaction import Compaction
+from semel.core.compaction import BatchPlan, Compaction
+from semel.errors import CorruptRecords, RecordTooLarge
 from semel.records.layout import BatchHeader
 
 _WRITE_BYTES = 1024 * 1024
+_KEYS_BYTES_MAX = 64 << 20
+_COPY = BatchPlan("copy")
 
 logger = logging.getLogger(__name__)
 
@@ -61,15 +64,34 @@ class Cleaning:
             for group in self.groups:
                 if self.first_dirty_offset < group.end_offset:
                     self._note_keys(group)
-            for group in self.groups:
-                self._write_successor(group)
-        except BaseException:
+            if not self.is_stuck:
+                for group in self.groups:
+                    self._write_successor(group)
+        except BaseException as error:
             self.discard()
+            if isinstance(error, (CorruptRecords, RecordTooLarge)) and not isinstance(error, DamagedLog):
+                # It was stored before the topic was compacted, when nobody looked at it. It does not get better.
+                self.partition.stuck_offset = self.first_dirty_offset
             raise
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the very first batch has more keys than can be remembered."""
+        return self.compaction.end_offset <= self.first_dirty_offset
 
     def finish(self) -> bool:
         """Put the successors in place; False if the segments changed meanwhile and all stays as it was."""
         partition = self.partition
+        if self.is_stuck:
+            partition.stuck_offset = self.first_dirty_offset
+            logger.warning(
+                "%s is not compacted from offset %d on: one batch there has keys of more than %d bytes. Its records "
+                "are served. Delete them, or set cleanup.policy=delete, to go on.",
+                partition.path,
+                self.first_dirty_offset,
+                _KEYS_BYTES_MAX,
+            )
+            return False
         present = set(map(id, partition.segments))
         old = [segment for group in self.groups for segment in group.segments]
         if partition.failure is not None or not all(id(segment) in present for segment in old):
@@ -92,6 +114,8 @@ class Cleaning:
         from semel.broker.storage.raw_records import facts_of  # it loads the codecs
 
         for header, batch in self._batches(group):
+            if header.base_offset >= self.compaction.end_offset:
+                return
             if header.last_offset >= self.first_dirty_offset and not header.is_control:
                 self.compaction.note_keys(facts_of(header, batch))
 
@@ -111,7 +135,8 @@ class Cleaning:
         is_changed = len(group.segments) > 1
         position, buffers, buffered = 0, list[bytes | memoryview](), 0
         for header, batch in self._batches(group):
-            plan = self.compaction.plan_batch(facts_of(header, batch))
+            is_cleaned = header.last_offset < self.compaction.end_offset
+            plan = self.compaction.plan_batch(facts_of(header, batch)) if is_cleaned else _COPY
             is_changed |= plan.action != "copy"
             stored = carry_out(plan, header, batch)
             if stored is None:
@@ -178,7 +203,7 @@ def plan_cleaning(partition: Partition, now_ms: int, *, ignore_ratio: bool = Fal
     first_dirty = partition.checkpoint.first_dirty_offset
     if not log.log_start_offset <= first_dirty <= partition.log_end_offset:
         first_dirty = log.log_start_offset
-    if first_dirty >= end_offset:
+    if first_dirty >= end_offset or first_dirty == partition.stuck_offset:
         return None
     closed = [segment for segment in partition.segments[:-1] if segment.base_offset < end_offset]
     if any(segment.damage is not None for segment in closed):
@@ -192,6 +217,7 @@ def plan_cleaning(partition: Partition, now_ms: int, *, ignore_ratio: bool = Fal
         # Those too whose marker is not below it: their records would else pass for the latest of their keys.
         aborted=[entry for entry in log.all_aborted() if entry.first_offset < end_offset],
         last_records=log.producers.last_records(),
+        keys_bytes_max=_KEYS_BYTES_MAX,
     )
     return Cleaning(partition, compaction, first_dirty, _group(partition, closed), now_ms)
 

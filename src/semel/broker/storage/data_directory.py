@@ -11,7 +11,8 @@ from semel.broker.storage.disk import Disk, RealDisk
 from semel.broker.storage.failures import DirectoryInUse, StorageError, UnknownLayout, storage_error, told_as
 from semel.broker.storage.log_file import OpenFiles, directory_of, read_file, remove_file, replace_file
 from semel.broker.storage.log_settings import LogSettings
-from semel.broker.storage.partition import DELETED_SUFFIX, Partition, remove_directory
+from semel.broker.storage.partition import DELETED_SUFFIX, Partition, remove_renamed
+from semel.core.producer_budget import ProducerBudget
 
 LAYOUT_VERSION = 1
 LOCK_NAME = ".semel-lock"
@@ -20,6 +21,7 @@ CLEAN_SHUTDOWN_NAME = ".semel-clean-shutdown"
 META_SUFFIX = ".meta"
 
 _PARTITION_NAME = re.compile(r"(.+)-(\d+)")
+_BROKERS_FILE = re.compile(rf"\.semel-.+|.+{re.escape(META_SUFFIX)}")
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class DataDirectory:
         self._lock: int | None = self._take()
         try:
             self._check_layout()
+            self._make_private()
             self.was_clean = self._remove_clean_marker()
             self._remove_deleted()
         except BaseException:
@@ -73,6 +76,7 @@ class DataDirectory:
         now_ms: int,
         hold_high_watermark: bool = False,
         leader_epoch: int = 0,
+        producer_budget: ProducerBudget | None = None,
     ) -> Partition:
         """Open a partition and recover it, or make an empty one."""
         path = f"{self.path}/{topic}-{index}"
@@ -87,6 +91,7 @@ class DataDirectory:
             now_ms=now_ms,
             hold_high_watermark=hold_high_watermark,
             leader_epoch=leader_epoch,
+            producer_budget=producer_budget,
         )
 
     def read_meta(self, name: str) -> bytes | None:
@@ -168,6 +173,34 @@ class DataDirectory:
                 "records are untouched: open it with the newer version of Semel."
             )
 
+    def _make_private(self) -> None:
+        """Earlier versions let the umask decide who could read records and password hashes.
+
+        The directory itself may be the user's, with rights given on purpose: only what a broker made in it is changed.
+        A partition's directory closes what is in it.
+        """
+        opened: list[str] = []
+        try:
+            for name, is_directory in self.disk.list(self.path):
+                ours = _PARTITION_NAME.fullmatch(name) if is_directory else _BROKERS_FILE.fullmatch(name)
+                if ours and self.disk.make_private(f"{self.path}/{name}"):
+                    opened.append(name)
+        except OSError as error:
+            logger.warning(
+                "Other users of this machine may be able to read what is in %s (%s): run chmod -R go= %s.",
+                self.path,
+                error.strerror,
+                self.path,
+            )
+        if opened:
+            logger.warning(
+                "Other users of this machine could read %d files and directories in %s, such as %s. They no longer "
+                "can. If SCRAM users were set while they could, change their passwords.",
+                len(opened),
+                self.path,
+                min(opened),
+            )
+
     def _remove_clean_marker(self) -> bool:
         path = f"{self.path}/{CLEAN_SHUTDOWN_NAME}"
         was_clean = read_file(self.disk, path) is not None
@@ -183,4 +216,4 @@ class DataDirectory:
         with told_as(f"A deleted partition could not be removed from {self.path}"):
             for name, is_directory in self.disk.list(self.path):
                 if is_directory and name.endswith(DELETED_SUFFIX):
-                    remove_directory(self.files, f"{self.path}/{name}")
+                    remove_renamed(self.files, f"{self.path}/{name}")

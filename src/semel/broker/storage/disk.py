@@ -7,14 +7,20 @@ same face, so that every crash point can be tried in memory.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
 _sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has only fsync
+
+# Records and password hashes are nobody else's business, whatever the umask says.
+_FILE_MODE: Final = 0o600
+_DIRECTORY_MODE: Final = 0o700
+_OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class Disk(Protocol):
@@ -54,6 +60,10 @@ class Disk(Protocol):
         """With its parents; one that is there already is fine."""
         ...
 
+    def make_private(self, path: str) -> bool:
+        """Take all rights of other users away from a file or directory; returns whether they had any."""
+        ...
+
     def remove_directory(self, path: str) -> None: ...
 
     def list(self, path: str) -> list[tuple[str, bool]]:
@@ -84,7 +94,7 @@ class RealDisk:
 
     def open(self, path: str, *, create: bool = False) -> int:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return os.open(path, flags, 0o644)
+        return os.open(path, flags, _FILE_MODE)
 
     def close(self, handle: int) -> None:
         os.close(handle)
@@ -120,7 +130,14 @@ class RealDisk:
         os.unlink(path)
 
     def make_directory(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        os.makedirs(path, _DIRECTORY_MODE, exist_ok=True)
+
+    def make_private(self, path: str) -> bool:
+        status = os.lstat(path)
+        is_open = bool(status.st_mode & _OF_OTHERS) and not stat.S_ISLNK(status.st_mode)
+        if is_open:
+            os.chmod(path, stat.S_IMODE(status.st_mode) & ~_OF_OTHERS)
+        return is_open
 
     def remove_directory(self, path: str) -> None:
         os.rmdir(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -10,6 +11,8 @@ from semel.broker.storage.failures import StorageError, storage_error, told_as
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+_LOG = logging.getLogger(__name__)
 
 HANDLES_MAX = 256  # most systems let a process open 1024, and connections need the rest
 TEMPORARY_SUFFIX = ".tmp"
@@ -22,6 +25,7 @@ class OpenFiles:
         self.disk = disk
         self.handles_max = handles_max
         self._open: dict[LogFile, int] = {}
+        self._staged_count = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -31,6 +35,11 @@ class OpenFiles:
             next(iter(self._open)).close()
         handle = self._open[file] = self.disk.open(file.path, create=create)
         return handle
+
+    def stage(self, directory: str) -> StagedFile:
+        """A file to write aside. No two have the same name: a topic may be deleted and created again meanwhile."""
+        self._staged_count += 1
+        return StagedFile(self.disk, f"{directory}/staged-{self._staged_count}{TEMPORARY_SUFFIX}")
 
     def close(self, file: LogFile) -> None:
         handle = self._open.pop(file, None)
@@ -165,6 +174,58 @@ class LogFile:
                 "the partition takes no more records until the broker starts anew",
                 error,
             )
+
+
+class StagedFile:
+    """A new file that is written aside and takes its place when it is complete. `write` may run in any thread.
+
+    Until then it has a name that a start removes.
+    """
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self.path = path
+        self._disk = disk
+
+    def write(self, data: Buffer, position: int) -> None:
+        """Make the file, with `data` from `position` on. On an error nothing of it stays."""
+        with told_as(f"Nothing of the batch was stored in {self.path}"):
+            handle = self._disk.open(self.path, create=True)
+            try:
+                self._write_all(handle, memoryview(data), position)
+            except OSError:
+                self.discard()
+                raise
+            finally:
+                self._disk.close(handle)
+
+    def put_in_place(self, head: Buffer, path: str) -> None:
+        """Write what stands before the rest and give the file its name."""
+        with told_as(f"Nothing of the batch was stored in {path}"):
+            try:
+                handle = self._disk.open(self.path)
+                try:
+                    self._write_all(handle, memoryview(head), 0)
+                finally:
+                    self._disk.close(handle)
+                self._disk.rename(self.path, path)
+            except OSError:
+                self.discard()
+                raise
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        try:
+            remove_file(self._disk, self.path)
+        except StorageError as error:
+            _LOG.warning("%s; the next start removes it.", error)
+
+    def _write_all(self, handle: int, rest: memoryview, position: int) -> None:
+        while rest:
+            count = self._disk.write(handle, [rest], position)
+            if count <= 0:
+                raise OSError(f"the disk took {count} bytes")
+            rest = rest[count:]
+            position += count
 
 
 def replace_file(disk: Disk, path: str, data: bytes, *, sync: Literal["nothing", "content", "all"]) -> None:

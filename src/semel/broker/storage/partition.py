@@ -1,7 +1,8 @@
 """One partition: what `core` decides about it, carried out on its segment files.
 
 Append: decide, stamp the offsets into the batch in place, write it with one call, replay. A batch that could not be
-written whole is taken back, and nothing of it is known afterwards.
+written whole is taken back, and nothing of it is known afterwards. A batch of many megabytes is staged first: another
+thread writes it into a file of its own, which becomes the next segment. So others can append meanwhile.
 """
 
 from __future__ import annotations
@@ -11,25 +12,30 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 from kio.schema.errors import ErrorCode
 
 from semel.broker.failpoints import reach
+from semel.broker.pacing import Slices
 from semel.broker.storage import recovery
 from semel.broker.storage.checkpoint import Checkpoint
 from semel.broker.storage.failures import StorageError, told_as
-from semel.broker.storage.log_file import OpenFiles, directory_of
+from semel.broker.storage.log_file import OpenFiles, StagedFile, directory_of, remove_file
 from semel.broker.storage.log_settings import LogSettings
 from semel.broker.storage.persistence import Persistence, Unsynced
-from semel.broker.storage.segment import Segment
+from semel.broker.storage.segment import LOG_SUFFIX, LargeBatch, Segment, offset_name
 from semel.core.batch_checks import decide_timestamp
 from semel.core.partition_log import Append, PartitionLog, SegmentFacts
+from semel.core.producer_budget import ProducerBudget
 from semel.core.refusal import Refused
 from semel.errors import SemelError
 from semel.records.control import ControlMarker, MarkerKind, encode_control_batch
-from semel.records.layout import CRC_POSITION, CRC_START, BatchHeader, read_header
+from semel.records.layout import CRC_POSITION, CRC_START, HEADER_BYTES, INT64_MAX, BatchHeader, read_header
+
+if TYPE_CHECKING:
+    from semel.broker.storage.record_walk import NoteHeld
 
 DELETED_SUFFIX = "-delete"
 
@@ -71,6 +77,7 @@ class Partition:
         now_ms: int,
         hold_high_watermark: bool = False,
         leader_epoch: int = 0,
+        producer_budget: ProducerBudget | None = None,
     ) -> None:
         """Open the directory at `path`, which must exist, and recover what is in it."""
         self.topic = topic
@@ -79,9 +86,13 @@ class Partition:
         self.settings = settings
         self.hold_high_watermark = hold_high_watermark
         self.leader_epoch = leader_epoch
+        self.stuck_offset: int | None = None
+        """Where compaction could not go on when it was last tried, because a batch has too many keys."""
         self.watchers: dict[Callable[[], None], None] = {}
         self.files = files
-        opened = recovery.open_partition(files, path, settings, now_ms=now_ms, leader_epoch=leader_epoch)
+        opened = recovery.open_partition(
+            files, path, settings, now_ms=now_ms, leader_epoch=leader_epoch, budget=producer_budget
+        )
         self.log: PartitionLog = opened.log
         self.segments: list[Segment] = opened.segments
         self.failure: SemelError | None = opened.failure
@@ -140,9 +151,11 @@ class Partition:
         now_ms: int,
         from_client: bool = True,
         protocol_2: bool = False,
+        staged: StagedFile | None = None,
     ) -> Appended:
         """Store a producer's batch, whose checksum the caller has checked; `batch` is stamped in place.
 
+        `staged` is what `stage` gave, with all of the batch but its header written to it.
         Raises Refused as `core` decides, StorageError when the disk does not take it.
         """
         if self.failure is not None:
@@ -181,10 +194,23 @@ class Partition:
         )
         _BASE_OFFSET.pack_into(batch, 0, decision.base_offset)
         _LEADER_EPOCH.pack_into(batch, _LEADER_EPOCH_POSITION, self.leader_epoch)
-        self._store(batch, stored, now_ms)
+        if staged is None:
+            self._store(batch, stored, now_ms)
+        else:
+            self._store_staged(staged, memoryview(batch)[:HEADER_BYTES], stored, now_ms)
         self.log.replay_append(stored, now_ms=now_ms)
         self._appended()
         return Appended(decision.base_offset, decision.last_offset, log_append_time_ms, False)
+
+    def stage(self, header: BatchHeader, *, now_ms: int, protocol_2: bool = False) -> StagedFile | None:
+        """A file to write a large batch to before it is appended; None if it would not be stored in any case."""
+        try:
+            decision = self.log.decide_append(header, now_ms=now_ms, protocol_2=protocol_2)
+        except Refused:
+            return None
+        if self.failure is not None or not isinstance(decision, Append):
+            return None
+        return self.files.stage(self.path)
 
     def append_marker(
         self,
@@ -250,6 +276,37 @@ class Partition:
             self.roll(now_ms)
         self.segments[-1].append((batch,), header, settings.index_interval_bytes)
 
+    def _store_staged(self, staged: StagedFile, head: memoryview, header: BatchHeader, now_ms: int) -> None:
+        """Let the staged file be the next segment."""
+        base_offset = header.base_offset
+        path = f"{self.path}/{offset_name(base_offset)}{LOG_SUFFIX}"
+        replaced = self.segments[-1] if self.segments[-1].size == 0 else None
+        if replaced is not None:
+            assert replaced.base_offset == base_offset, "an empty segment begins at the log end"
+            replaced.close()
+        staged.put_in_place(head, path)
+        try:
+            segment = self._create_segment(base_offset, now_ms)
+        except StorageError as error:
+            self._take_back_staged(path, is_replaced=replaced is not None)
+            raise error
+        segment.note(header, 0, self.settings.index_interval_bytes)
+        if replaced is None:
+            self._begin(segment)
+        else:
+            self._persistence.note_names_changed()
+            self.segments[-1] = segment
+
+    def _take_back_staged(self, path: str, *, is_replaced: bool) -> None:
+        try:
+            if is_replaced:
+                self.segments[-1].truncate(0)
+            else:
+                remove_file(self.files.disk, path)
+        except StorageError as error:
+            # A batch that nobody was told of stands behind the end. A start serves it; nothing else may come there.
+            self.failure = error
+
     def _appended(self) -> None:
         if not self.hold_high_watermark:
             self.log.replay_high_watermark(self.log.log_end_offset)
@@ -262,14 +319,20 @@ class Partition:
 
     def roll(self, now_ms: int) -> None:
         """Close the active segment and begin a new one at the log end."""
-        closed, base_offset = self.segments[-1], self.log.log_end_offset
-        if closed.size == 0:
+        if self.segments[-1].size == 0:
             return
-        active = Segment(self.files, self.path, base_offset, now_ms=now_ms, create=True)
+        self._begin(self._create_segment(self.log.log_end_offset, now_ms))
+
+    def _create_segment(self, base_offset: int, now_ms: int) -> Segment:
+        segment = Segment(self.files, self.path, base_offset, now_ms=now_ms, create=True)
         reach("after_segment_created")
+        return segment
+
+    def _begin(self, active: Segment) -> None:
+        closed = self.segments[-1]
         self._persistence.note_names_changed()
         self.segments.append(active)
-        self._bases.append(base_offset)
+        self._bases.append(active.base_offset)
         closed.indexes_written = False  # a flush may have written them, before the last records came
         try:
             self._persistence.write_indexes(closed)
@@ -280,11 +343,18 @@ class Partition:
     # Reading
 
     def read(
-        self, offset: int, *, bytes_max: int, end_offset: int | None = None, at_least_one: bool = True
+        self,
+        offset: int,
+        *,
+        bytes_max: int,
+        end_offset: int | None = None,
+        at_least_one: bool = True,
+        one_bytes_max: int = INT64_MAX,
     ) -> bytes | memoryview:
         """Whole batches from the one with `offset` on; none that begins at or behind `end_offset`.
 
-        `end_offset` is the high watermark unless given. At most `bytes_max` bytes, but one batch if `at_least_one`.
+        `end_offset` is the high watermark unless given. At most `bytes_max` bytes, but one batch if `at_least_one`,
+        unless it has more than `one_bytes_max`; `large_batch` gives that one.
         Batches come from one segment at a time, as in Kafka.
         """
         log = self.log
@@ -300,12 +370,26 @@ class Partition:
             number += 1
             segment_end = self._bases[number] if number < len(self._bases) else log.log_end_offset
             data = segment.read(
-                offset, bytes_max=bytes_max, end_offset=end if end < segment_end else None, at_least_one=at_least_one
+                offset,
+                bytes_max=bytes_max,
+                end_offset=end if end < segment_end else None,
+                one_bytes_max=one_bytes_max if at_least_one else 0,
             )
             if data or segment.position_of(offset) < segment.size:
                 return data
             offset = max(offset, segment_end)  # compaction removed what was left of this segment
         return b""
+
+    def large_batch(self, offset: int, end_offset: int) -> LargeBatch | None:
+        """The first batch from the one with `offset` on that begins before `end_offset`, for another thread to read."""
+        number = max(bisect_right(self._bases, offset) - 1, 0)
+        while number < len(self.segments) and offset < end_offset:
+            batch = self.segments[number].large_batch(offset, end_offset)
+            if batch is not None:
+                return batch
+            number += 1
+            offset = max(offset, self._bases[number] if number < len(self._bases) else end_offset)
+        return None
 
     def batches(self, from_offset: int = 0) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Each stored batch from the one with `from_offset` on, its checksum checked."""
@@ -314,19 +398,36 @@ class Partition:
         for segment in self.segments[first:]:
             yield from segment.batches(from_offset)
 
-    def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
+    def offset_for_timestamp(
+        self, timestamp_ms: int, note_held: NoteHeld = lambda _: None
+    ) -> Slices[tuple[int, int] | None]:
         """Timestamp and offset of the first record that is not older than `timestamp_ms`."""
-        for segment in self.segments:
-            if segment.largest_timestamp >= timestamp_ms:
-                found = segment.find_timestamp(timestamp_ms, self.log.log_start_offset)
-                if found is not None:
-                    return found
+        number = 0
+        while number < len(self.segments):
+            segment = self.segments[number]
+            number += 1
+            if segment.largest_timestamp < timestamp_ms:
+                continue
+            finding = segment.find_timestamp(timestamp_ms, self.log.log_start_offset, note_held)
+            while True:
+                try:
+                    next(finding)
+                except StopIteration as end:
+                    found = end.value
+                    break
+                yield
+                if number > len(self.segments) or self.segments[number - 1] is not segment:
+                    # Retention or compaction has removed segments meanwhile: look again from the start.
+                    found, number = None, 0
+                    break
+            if found is not None:
+                return found
         return None
 
-    def max_timestamp(self) -> tuple[int, int] | None:
+    def max_timestamp(self, note_held: NoteHeld = lambda _: None) -> Slices[tuple[int, int] | None]:
         """The largest timestamp and the first record that has it."""
         largest = max(segment.largest_timestamp for segment in self.segments)
-        return None if largest < 0 else self.offset_for_timestamp(largest)
+        return None if largest < 0 else (yield from self.offset_for_timestamp(largest, note_held))
 
     # Deleting
 
@@ -385,12 +486,17 @@ class Partition:
         return len(expired)
 
     def delete(self) -> None:
-        """Remove the whole partition. Its directory is renamed first, so that a crash leaves no half of it."""
+        """Remove the whole partition."""
+        self.discard()
+        for _ in remove_directories(self.files, [self.path]):
+            continue
+
+    def discard(self) -> None:
+        """Take no more records, since the partition is deleted: its files are about to be removed."""
         for segment in self.segments:
             segment.file.discard()
         self.failure = StorageError(f"{self.topic}-{self.index} was deleted.")
-        with told_as(f"{self.path} could not be deleted"):
-            remove_directory(self.files, self.path)
+        self.log.producers.leave_budget()
 
     # Compaction, see cleaner.py
 
@@ -436,18 +542,31 @@ class Partition:
             self.flush()
         for segment in self.segments:
             segment.close()
+        self.log.producers.leave_budget()
 
 
-def remove_directory(files: OpenFiles, path: str) -> None:
-    """Rename a partition's directory, then remove it with its files."""
+def remove_directories(files: OpenFiles, paths: Sequence[str]) -> Iterator[None]:
+    """Remove partitions' directories with their files; yields after each step.
+
+    All of them are renamed first, durably, so that a crash leaves no half of one under its old name.
+    """
     disk = files.disk
-    renamed = path if path.endswith(DELETED_SUFFIX) else path + DELETED_SUFFIX
-    if renamed != path:
-        disk.rename(path, renamed)
-        disk.sync_directory(directory_of(path))
-    for name, _ in disk.list(renamed):
-        disk.remove(f"{renamed}/{name}")
-    disk.remove_directory(renamed)
+    with told_as(f"{', '.join(paths[:3])} could not be deleted"):
+        for path in paths:
+            disk.rename(path, path + DELETED_SUFFIX)
+            yield
+        if paths:
+            disk.sync_directory(directory_of(paths[0]))
+        for path in paths:
+            remove_renamed(files, path + DELETED_SUFFIX)
+            yield
+
+
+def remove_renamed(files: OpenFiles, path: str) -> None:
+    """Remove what is left of a partition whose directory was renamed."""
+    for name, _ in files.disk.list(path):
+        files.disk.remove(f"{path}/{name}")
+    files.disk.remove_directory(path)
 
 
 def _stamp_time(batch: bytearray | memoryview, attributes: int, max_timestamp: int) -> None:

@@ -37,6 +37,7 @@ from semel.broker.storage.segment import (
 )
 from semel.core.leader_epochs import LeaderEpochs
 from semel.core.partition_log import AbortedTransaction, PartitionLog
+from semel.core.producer_budget import ProducerBudget
 from semel.errors import CorruptRecords
 from semel.records.control import read_control_batch
 from semel.records.layout import HEADER_BYTES, INT64_MAX, LENGTH_FIELD_END, MAGIC, BatchHeader, read_header, verify_crc
@@ -101,7 +102,15 @@ class _Directory:
         return f"{self.path}/{offset_name(offset)}"
 
 
-def open_partition(files: OpenFiles, path: str, settings: LogSettings, *, now_ms: int, leader_epoch: int) -> Opened:
+def open_partition(
+    files: OpenFiles,
+    path: str,
+    settings: LogSettings,
+    *,
+    now_ms: int,
+    leader_epoch: int,
+    budget: ProducerBudget | None = None,
+) -> Opened:
     """Read the directory, repair what a crash left, and tell every repair to the log; `leader_epoch` begins there."""
     directory = _Directory(path, files, leader_epoch)
     directory.read()
@@ -112,12 +121,12 @@ def open_partition(files: OpenFiles, path: str, settings: LogSettings, *, now_ms
     checkpoint = _read_checkpoint(files, path)
     bases = directory.bases or [checkpoint.log_start_offset]
     segments = [Segment(files, path, base, now_ms=now_ms, create=not directory.bases) for base in bases]
-    opened = Opened(PartitionLog(bases[0], producers_max=settings.producers_max), segments, checkpoint)
+    log = PartitionLog(bases[0], producers_max=settings.producers_max, budget=budget)
+    opened = Opened(log, segments, checkpoint)
     opened.log.leader_epochs = LeaderEpochs(checkpoint.leader_epochs)
     _check_tail(opened, directory, settings)
     _replay(opened, directory, now_ms)
     _apply_log_start(opened, files, path, now_ms)
-    log = opened.log
     log.leader_epochs.begin(leader_epoch, log.log_end_offset)
     log.replay_high_watermark(log.log_end_offset)
     return opened

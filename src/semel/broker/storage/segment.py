@@ -9,17 +9,29 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from semel.broker.storage.failures import DamagedLog
+from semel.broker.pacing import Pace, Slices
+from semel.broker.storage.disk import Disk
+from semel.broker.storage.failures import DamagedLog, told_as
 from semel.broker.storage.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex, check_content
 from semel.broker.storage.log_file import LogFile, OpenFiles, read_file, remove_file
 from semel.broker.storage.walk import HEADER_CHUNK_BYTES, Walker
 from semel.errors import CorruptRecords
-from semel.records.layout import HEADER_BYTES, INT64_MAX, LENGTH_FIELD_END, BatchHeader, read_header
+from semel.records.layout import (
+    HEADER_BYTES,
+    INT64_MAX,
+    LENGTH_FIELD_END,
+    TIMESTAMP_TYPE_BIT,
+    BatchHeader,
+    read_header,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from semel.broker.storage.record_walk import NoteHeld
 
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
@@ -32,6 +44,9 @@ SNAPSHOT_SUFFIX = ".snapshot"
 SEGMENT_BYTES_MAX = 2**31 - 1  # positions in the index are int32
 
 _HINTS_MAX = 128
+# A topic may ask for fewer entries (index.interval.bytes), but everybody waits while the way between two is walked.
+_INTERVAL_BYTES_MAX = 64 * 1024
+_STEPS_PER_PIECE = 64
 _BATCH_SPAN = struct.Struct(">qi11xi")  # base offset, batch length, last offset delta at byte 23
 
 logger = logging.getLogger(__name__)
@@ -40,6 +55,33 @@ logger = logging.getLogger(__name__)
 def offset_name(offset: int) -> str:
     """Kafka's 20 digits, so that names sort like offsets."""
     return f"{offset:020d}"
+
+
+@dataclass(frozen=True)
+class LargeBatch:
+    """Where a batch of many megabytes is. It can be read though its segment is removed. Only `read` or `close` it once.
+
+    `read` may run in another thread.
+    """
+
+    disk: Disk
+    handle: int
+    position: int
+    size: int
+
+    def read(self) -> bytes:
+        """The whole batch, or less if the disk has no more."""
+        try:
+            with told_as(f"A batch could not be read at byte {self.position}; its bytes were left as they are"):
+                pieces = [self.disk.read(self.handle, self.size, self.position)]
+                while pieces[-1] and (missing := self.size - sum(map(len, pieces))) > 0:
+                    pieces.append(self.disk.read(self.handle, missing, self.position + self.size - missing))
+                return b"".join(pieces) if len(pieces) > 1 else pieces[0]
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self.disk.close(self.handle)
 
 
 class Segment:
@@ -94,7 +136,7 @@ class Segment:
         if header.max_timestamp > self.max_timestamp:
             self.max_timestamp = header.max_timestamp
             self.max_timestamp_offset = last_offset
-        if self._bytes_since_entry > index_interval_bytes:
+        if self._bytes_since_entry > min(index_interval_bytes, _INTERVAL_BYTES_MAX):
             index.add(last_offset - self.base_offset, position)
             self._time_index.add(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
             self._bytes_since_entry = 0
@@ -193,8 +235,11 @@ class Segment:
 
     # Reading
 
-    def read(self, offset: int, *, bytes_max: int, end_offset: int | None, at_least_one: bool) -> bytes | memoryview:
-        """Whole batches from the one with `offset` on, none at or behind `end_offset`, up to `bytes_max`."""
+    def read(self, offset: int, *, bytes_max: int, end_offset: int | None, one_bytes_max: int) -> bytes | memoryview:
+        """Whole batches from the one with `offset` on, none at or behind `end_offset`, up to `bytes_max`.
+
+        If the first is larger than that, it is read up to `one_bytes_max`.
+        """
         start = self.position_of(offset)
         end = self.file.size if end_offset is None else self._end_of(end_offset)
         if self.damage is not None:
@@ -207,7 +252,7 @@ class Segment:
         cut = self._last_border(data, start)
         if cut > 0:
             return data[:cut]
-        return self._read_one(start, end) if at_least_one else b""
+        return self._read_one(start, end, one_bytes_max) if one_bytes_max > 0 else b""
 
     def _end_of(self, end_offset: int) -> int:
         try:
@@ -234,12 +279,29 @@ class Segment:
             at += LENGTH_FIELD_END + length
         return at
 
-    def _read_one(self, start: int, end: int) -> bytes:
-        head = self.file.read(start, HEADER_BYTES)
+    def _read_one(self, start: int, end: int, bytes_max: int) -> bytes:
+        size = min(self._span_at(start)[1], end - start)
+        return self.file.read(start, size) if size <= bytes_max else b""
+
+    def _span_at(self, position: int) -> tuple[int, int]:
+        """Base offset and size of the batch there."""
+        head = self.file.read(position, HEADER_BYTES)
         if not _is_sound(head, 0):
-            self.walker().raise_damage(start, self.base_offset)
-        _, length, _ = _BATCH_SPAN.unpack_from(head)
-        return self.file.read(start, min(LENGTH_FIELD_END + length, end - start))
+            self.walker().raise_damage(position, self.base_offset)
+        base_offset, length, _ = _BATCH_SPAN.unpack_from(head)
+        return base_offset, LENGTH_FIELD_END + length
+
+    def large_batch(self, offset: int, end_offset: int) -> LargeBatch | None:
+        """The batch with `offset` or the next, if it begins before `end_offset`."""
+        start = self.position_of(offset)
+        if start >= self.file.size:
+            return None
+        base_offset, size = self._span_at(start)
+        if base_offset >= end_offset:
+            return None
+        with told_as(f"{self.file.path} cannot be opened"):
+            handle = self._disk.open(self.file.path)
+        return LargeBatch(self._disk, handle, start, min(size, self.file.size - start))
 
     def walker(self, *, gapless_from: int = INT64_MAX) -> Walker:
         return Walker(self.file, gapless_from=gapless_from)
@@ -254,20 +316,60 @@ class Segment:
             self.damage = self.damage or damage
             raise
 
-    def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
-        """Timestamp and offset of the first record from `from_offset` on that is not older."""
-        from semel.records.reference import decode_batch  # it loads the codecs, which other paths do not need
+    def find_timestamp(
+        self, timestamp_ms: int, from_offset: int, note_held: NoteHeld = lambda _: None
+    ) -> Slices[tuple[int, int] | None]:
+        """Timestamp and offset of the first record from `from_offset` on that is not older.
 
+        The caller must not go on with it after a pause in which the segment was replaced.
+        """
         entry = self.time_index.floor(timestamp_ms)
         if entry is not None:
             from_offset = max(from_offset, self.base_offset + entry[1])
         start = self.position_of(max(from_offset, self.base_offset))
+        pace = Pace()
         for position, header in self.walker().headers(start, self.base_offset):
-            if header.max_timestamp < timestamp_ms:
-                continue
-            for record in decode_batch(self.file.read(position, header.total_bytes), check_crc=False)[1]:
-                if record.timestamp_ms >= timestamp_ms and record.offset >= from_offset:
-                    return record.timestamp_ms, record.offset
+            if header.max_timestamp >= timestamp_ms:
+                found = yield from self._find_in_batch(position, header, timestamp_ms, from_offset, note_held)
+                if found is not None:
+                    return found
+            if pace.is_over():
+                yield
+        return None
+
+    def _find_in_batch(
+        self,
+        position: int,
+        header: BatchHeader,
+        timestamp_ms: int,
+        from_offset: int,
+        note_held: NoteHeld,
+    ) -> Slices[tuple[int, int] | None]:
+        from semel.broker.storage.record_walk import RecordWalk  # it loads codecs, which other paths do not need
+        from semel.records.compression import DECOMPRESSED_BYTES_MAX
+        from semel.records.reference import wrap_int64
+
+        packed_bytes = header.total_bytes - HEADER_BYTES
+
+        def read(at: int, size: int) -> bytes:
+            return self.file.read(position + HEADER_BYTES + at, max(0, min(size, packed_bytes - at)))
+
+        if header.compression != "none":
+            yield  # to begin takes milliseconds, and many clients may ask in the same turn
+        pace = Pace()
+        walk = RecordWalk(header, read, bytes_max=DECOMPRESSED_BYTES_MAX)
+        for record in walk:
+            if record is None:
+                note_held(walk.held_bytes)
+            else:
+                offset = header.base_offset + record.offset_delta
+                time_ms = wrap_int64(header.base_timestamp + record.timestamp_delta)
+                if header.attributes & TIMESTAMP_TYPE_BIT:
+                    time_ms = header.max_timestamp
+                if time_ms >= timestamp_ms and offset >= from_offset:
+                    return time_ms, offset
+            if pace.is_over(1 if record is not None else _STEPS_PER_PIECE):
+                yield
         return None
 
     # Index files
