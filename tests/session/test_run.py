@@ -116,3 +116,28 @@ def test_what_has_no_place_to_go_to_is_a_mistake(broker: EmbeddedBroker) -> None
     assert pipeline.committed() == {}
     with pytest.raises(ConfigError, match='write "table" or "row"'):
         run(lambda row: row, by="batch", **options(pipeline))  # type: ignore[arg-type]
+
+
+def test_a_table_that_was_only_passed_on_does_not_go_back_to_its_own_topic(broker: EmbeddedBroker) -> None:
+    """Without to= the column `topic` of what was read named the input, and the run went round for ever."""
+    pipeline = Pipeline(broker.bootstrap)
+    pipeline.write(range(10))
+    with pytest.raises(ConfigError, match="they would go back there: write to="):
+        run(lambda table: table, **options(pipeline))
+    report = run(lambda table: table, to=pipeline.target, **options(pipeline))
+    assert report.records == 10
+
+
+@pytest.mark.parametrize("by", ["table", "row"])
+def test_a_mistyped_output_topic_is_found_before_anything_is_read(broker: EmbeddedBroker, by: Any) -> None:
+    """With dead letters the whole input went aside, and the run reported success."""
+    pipeline = Pipeline(broker.bootstrap)
+    dead = f"{pipeline.target}-dead"
+    with Admin({"bootstrap.servers": broker.bootstrap}) as admin:
+        admin.create_topics(dead)
+    pipeline.write(range(10))
+    wrong = {"to": "no-such-topic", "dead_letter": dead, "by": by, "max_block_ms": 1_000, **options(pipeline)}
+    with pytest.raises(ConfigError, match=r"Nothing was read\. Create the topic, or correct to="):
+        run(lambda rows: rows.value if by == "row" else rows, **wrong)
+    report = run(lambda rows: rows.value if by == "row" else rows, **{**wrong, "to": pipeline.target})
+    assert (report.records, report.dead_letters) == (10, 0)

@@ -89,6 +89,10 @@ class Claims:
             if gone and self._safety.confirmed_commits:
                 self._doomed = self._doomed or _taken_away(gone[0], len(gone))
 
+    def is_overdue(self, age_s: float) -> bool:
+        """Whether a transaction of this age may have been aborted because of it."""
+        return age_s >= self._timeout_s
+
     def end(self, *, committed: bool) -> None:
         with self._lock:
             self._claimed = {}

@@ -6,21 +6,29 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal, Protocol
 
 import pyarrow as pa
 
 from semel.client.producer import Outcome
 from semel.errors import ConfigError
+from semel.session.function_steps import FunctionSteps
+from semel.session.outputs import check_synchronous
 from semel.session.session import Session
-from semel.session.transaction import Row, Transaction
+from semel.session.transaction import Row
 
 TableTransform = Callable[[pa.Table], pa.Table | Mapping[str, pa.Table] | None]
 """Returns what to write: a table, tables by topic, or nothing."""
-RowTransform = Callable[[Row], "bytes | Row | Iterable[Row] | None"]
+RowTransform = Callable[[Row], "bytes | Row | Iterable[bytes | Row] | None"]
 """Returns the new value (the key stays), a row, several rows, or None to write nothing."""
 
 _POLL_MS = 500
+
+
+class Target(Protocol):
+    """Where results go, if that is not simply a topic: `semel.Postgres`, `semel.SQLite` or `semel.Kafka`."""
+
+    def run(self, transform: Callable[[Any], Any], **options: Any) -> RunReport: ...
 
 
 @dataclass(slots=True)
@@ -29,14 +37,30 @@ class RunReport:
 
     committed: int = 0
     aborted: int = 0
+    """How many transactions were rolled back and tried again."""
     records: int = 0
     """How many were read and are done with."""
+    dead_letters: int = 0
+    """How many of them went to the dead-letter topic or table."""
+
+
+_OTHER_NAMES: Final = {"group_id": "group", "topic": "topics", "dead_letter_topic": "dead_letter"}
+"""What other libraries call the options of a session."""
+
+
+def _check_names(options: Mapping[str, object]) -> None:
+    for wrong, right in _OTHER_NAMES.items():
+        if wrong in options and right not in options:
+            raise TypeError(f"semel.run() has no option {wrong!r}: write {right}=.")
+    missing = [name for name in ("group", "topics", "name") if name not in options]
+    if missing:
+        raise TypeError(f"semel.run() needs {' and '.join(f'{name}=' for name in missing)}.")
 
 
 def run(
-    transform: TableTransform | RowTransform,
+    transform: Callable[[Any], Any],
     *,
-    to: str | None = None,
+    to: str | Target | None = None,
     by: Literal["table", "row"] = "table",
     stop: threading.Event | None = None,
     idle_ms: float | None = None,
@@ -44,7 +68,9 @@ def run(
 ) -> RunReport:
     """Read, transform, write and commit until `stop` is set, or until nothing has come for `idle_ms`.
 
-    The options are those of `Session`. `to` is the topic for what does not name its own. From asyncio:
+    The options are those of `Session`. `to` is the topic for what does not name its own, or a target such as
+    `semel.Postgres(...)`, which has its own options for a run. With `dead_letter="topic"`
+    records at which the function fails, or whose results cannot be written, go there. From asyncio:
     `await asyncio.to_thread(semel.run, ...)`, and `stop.set()` to end it.
 
     >>> run(lambda row: row.value.upper(), by="row", to="out", bootstrap="127.0.0.1:9092",
@@ -52,17 +78,25 @@ def run(
     """
     if by not in ("table", "row"):
         raise ConfigError(f'by={by!r} is not supported: write "table" or "row".')
+    check_synchronous(transform)
+    if to is not None and not isinstance(to, str):
+        return to.run(transform, by=by, stop=stop, idle_ms=idle_ms, **session_options)
+    if to is not None and ("/" in to or ":" in to):
+        raise ConfigError(
+            "to= is an address and no name of a topic. For a database write to=semel.Postgres(url, table=...) or "
+            "semel.SQLite(path, table=...). Nothing was read."
+        )
+    _check_names(session_options)
     stop = stop or threading.Event()
     report = RunReport()
     with Session(**session_options) as session:
+        steps = FunctionSteps(session, transform, to=to, by_row=by == "row")
         began = last_record = time.monotonic()
         held = session.partitions
         # A group may have no partition for this member; before it has had its time to say so, that is not idleness.
         join_s = session.config.group.session_timeout_ms / 1000
-        while not stop.is_set():
-            with session.transaction(_POLL_MS if idle_ms is None else min(_POLL_MS, idle_ms)) as transaction:
-                if not transaction.is_empty:
-                    _write(transaction, transform, to, by)
+        while not stop.is_set() and not session.is_stopping:
+            transaction = steps.step(_POLL_MS if idle_ms is None else min(_POLL_MS, idle_ms))
             if transaction.outcome is Outcome.COMMITTED:
                 report.records += transaction.table.num_rows
             now = time.monotonic()
@@ -72,35 +106,5 @@ def run(
             if idle_ms is not None and (now - last_record) * 1000 >= idle_ms:
                 break
         report.committed, report.aborted = session.committed_count, session.aborted_count
+        report.dead_letters = session.dead_letter_count
     return report
-
-
-def _write(transaction: Transaction, transform: Callable[[Any], Any], to: str | None, by: str) -> None:
-    if by == "row":
-        for row in transaction.rows():
-            for made in _rows(transform(row), row):
-                _send(transaction, made, row, to)
-        return
-    made = transform(transaction.table)
-    if isinstance(made, Mapping):
-        for topic, table in made.items():
-            transaction.send_table(topic, table)
-    elif made is not None:
-        transaction.send_table(to, made)
-
-
-def _rows(made: Any, row: Row) -> Iterable[Row]:
-    if made is None:
-        return ()
-    if isinstance(made, bytes):
-        return (row._replace(value=made),)
-    return (made,) if isinstance(made, Row) else made
-
-
-def _send(transaction: Transaction, made: Row, row: Row, to: str | None) -> None:
-    # A row that still has the topic it was read from was not meant to go back there.
-    topic = made.topic if made.topic != row.topic else to
-    if topic is None:
-        raise ConfigError("A row has no topic to go to: write to=..., or return rows with another topic.")
-    timestamp_ms = made.timestamp_ms if made.timestamp_ms >= 0 else None
-    transaction.send(topic, made.value, key=made.key, headers=made.headers, timestamp_ms=timestamp_ms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -12,10 +13,12 @@ from semel.client.membership import Membership
 from semel.client.producer import Outcome, Producer
 from semel.client.transaction_state import State
 from semel.client.transactions import GroupMember
-from semel.errors import CommitUnknown, InvalidState, KafkaError, SemelError, TransactionAborted
+from semel.errors import CommitUnknown, Fenced, InvalidState, KafkaError, SemelError, TransactionAborted
 from semel.session.claims import LOG, Claims, Safety
+from semel.session.dead_letter_box import DeadLetterBox
 from semel.session.inputs import Inputs, Portion, PortionLimits
-from semel.session.transaction import Headers, Transaction
+from semel.session.pace import Pace
+from semel.session.transaction import Headers, Row, Transaction, origins
 from semel.wire import ErrorCode
 
 _REMOVED: Final = frozenset(
@@ -25,6 +28,7 @@ _REMOVED: Final = frozenset(
         ErrorCode.fenced_member_epoch,
         ErrorCode.stale_member_epoch,
         ErrorCode.rebalance_in_progress,
+        ErrorCode.fenced_instance_id,
     }
 )
 """What the coordinator says to offsets of a member that the group has gone on without."""
@@ -34,25 +38,43 @@ class Turns:
     """Belongs to the thread of the session's user."""
 
     def __init__(
-        self, producer: Producer, inputs: Inputs, membership: Membership, claims: Claims, safety: Safety
+        self,
+        producer: Producer,
+        inputs: Inputs,
+        membership: Membership,
+        claims: Claims,
+        safety: Safety,
+        pace: Pace,
+        dead_letters: DeadLetterBox,
     ) -> None:
         self.committed_count = 0
         self.aborted_count = 0
+        self.pace = pace
         self._producer = producer
         self._inputs = inputs
         self._membership = membership
         self._claims = claims
         self._safety = safety
+        self._dead_letters = dead_letters
         self._is_open = False
+        self._began_s = 0.0
+        self._ended_by_coordinator = False
 
     # -- reading and writing ---------------------------------------------------------------------------------------
 
     def take(self, timeout_ms: float, limits: PortionLimits) -> Portion:
         if self._is_open:
             raise InvalidState("A transaction of this session is open already: leave its block first.")
-        portion = self._inputs.take(timeout_ms, limits)
+        fitting = replace(limits, records_max=min(limits.records_max, self.pace.limit))
+        try:
+            portion = self._inputs.take(timeout_ms, fitting)
+        except Fenced as error:
+            self._leave_if_fenced(error)
+            raise
         self._claims.begin(portion.tenures)
         self._is_open = True
+        self._began_s = self._producer.cluster.clock()
+        self._ended_by_coordinator = False
         return portion
 
     def send(
@@ -74,8 +96,20 @@ class Turns:
             if producer is not None:
                 producer.send_table(topic, table, partition=partition)
 
+    def dead_letter(self, row: Row, error: BaseException | str) -> None:
+        letter = self._dead_letters.take(row, error)
+        if not letter.fits:  # a broker would refuse a batch of them all
+            self.flush()
+        self.send(letter.topic, letter.value, key=letter.key, headers=letter.headers, partition=None, timestamp_ms=None)
+
+    def flush(self) -> None:
+        """Wait until everything that was written is acknowledged; raises if it was refused."""
+        with self._writing() as producer:
+            if producer is not None:
+                producer.flush()
+
     @contextmanager
-    def _writing(self, topic: str) -> Iterator[Producer | None]:
+    def _writing(self, topic: str | None = None) -> Iterator[Producer | None]:
         """None if the transaction can only be aborted: what is written to it then is dropped without a word."""
         if self._claims.doomed is not None:
             yield None
@@ -83,9 +117,11 @@ class Turns:
         try:
             if self._producer.state is State.READY:
                 self._producer.begin()
-            self._claims.note_write(topic)
+            if topic is not None:
+                self._claims.note_write(topic)
             yield self._producer
         except TransactionAborted as error:
+            self._ended_by_coordinator = True
             self._claims.doom(str(error))
 
     # -- the end of a turn -----------------------------------------------------------------------------------------
@@ -101,11 +137,13 @@ class Turns:
         except CommitUnknown as error:
             reason = self._resolve(error)
         except TransactionAborted as error:
+            self._ended_by_coordinator = True
             reason = str(error)
         except KafkaError as error:
             if error.code not in _REMOVED:
                 self.give_up(transaction, error)
                 raise
+            self._membership.look_soon()
             reason = f"the group has gone on without this member ({error.code.name.upper()})"
         except BaseException as error:
             self.give_up(transaction, error)
@@ -115,8 +153,16 @@ class Turns:
             self.committed_count += 1
             transaction.outcome = Outcome.COMMITTED
             self._end(committed=True)
+            self.pace.committed(portion.table.num_rows, self._took_s)
         else:
             self._abort(transaction, reason)
+            if self._ended_by_coordinator and self._claims.is_overdue(took_s := self._took_s):
+                self.pace.timed_out(portion.table.num_rows, took_s)
+                LOG.info("The next transactions take at most %d records, so that they fit.", self.pace.limit)
+
+    @property
+    def _took_s(self) -> float:
+        return self._producer.cluster.clock() - self._began_s
 
     def _try_commit(self, portion: Portion) -> str | None:
         """None if it is committed, or why it can only be aborted."""
@@ -128,6 +174,8 @@ class Turns:
         producer.flush()
         claims.start_commit()
         claims.check_tenures(self._membership.tenures)
+        if claims.doomed is None and (change := self._inputs.find_change(portion)) is not None:
+            claims.doom(change)
         if claims.doomed is None and portion.next_offsets:
             self._send_offsets(portion)
         if claims.doomed is not None:
@@ -146,7 +194,7 @@ class Turns:
             if identity is None:
                 claims.doom("this session is no longer a member of its group")
             if claims.doomed is None and identity is not None:
-                self._producer.send_offsets(portion.next_offsets, identity)
+                self._producer.send_offsets(portion.next_offsets, identity, notes=portion.notes)
             if not is_confirmed():
                 claims.doom("the group did not confirm that this session is still a member of it")
 
@@ -176,20 +224,32 @@ class Turns:
         try:
             if self._producer.state in (State.OPEN, State.DOOMED):
                 self._producer.abort()
+        except Fenced as error:
+            self._leave_if_fenced(error)
+            raise
         finally:
             self._inputs.rewind()
             self._end(committed=False)
 
     def give_up(self, transaction: Transaction, error: BaseException) -> None:
         """Abort because of `error`, which must reach the caller even if the abort fails as well."""
+        if isinstance(error, Exception) and not transaction.is_empty:
+            error.add_note(f"In a transaction with {origins(transaction.table)}; it is aborted, and they come again.")
         try:
             self._abort(transaction, f"{type(error).__name__} in the transaction")
         except SemelError as second:
             error.add_note(
                 f"The abort was not confirmed ({second}); the coordinator aborts it after transaction.timeout.ms."
             )
+        self._leave_if_fenced(error)
+
+    def _leave_if_fenced(self, error: BaseException) -> None:
+        """The new owner of the name needs the partitions, and this session can never use them again."""
+        if isinstance(error, Fenced):
+            self._membership.close()
 
     def _end(self, *, committed: bool) -> None:
         self._is_open = False
+        self._dead_letters.end(committed=committed)
         self._claims.end(committed=committed)
         self._membership.wake()

@@ -16,9 +16,9 @@ import psycopg
 import pytest
 from session_scene import BROKER_CONFIG, Pipeline
 
+from semel.bridges.inbox import Inbox
+from semel.bridges.postgres import PostgresPositions
 from semel.errors import ConfigError, InboxOvertaken, InvalidState
-from semel.session.inbox import Inbox
-from semel.session.inbox_postgres import PostgresPositions
 from semel.testing.embedded import EmbeddedBroker
 from semel.testing.postgres import Postgres
 
@@ -64,6 +64,26 @@ def process(inbox: Inbox) -> None:
         with delivery as connection:
             for row in delivery.rows():
                 connection.execute("INSERT INTO seen VALUES (%s)", (int(row.value or b""),))
+
+
+def test_a_table_of_an_earlier_release_is_taken_over(broker: EmbeddedBroker, uri: str) -> None:
+    """It had no ids of topics; its positions are gone on from, and get one."""
+    pipeline = Pipeline(broker.bootstrap, partitions=1)
+    pipeline.write(range(10))
+    with psycopg.connect(uri) as connection:
+        connection.execute(
+            "CREATE TABLE semel_inbox (inbox text NOT NULL, topic text NOT NULL, partition integer NOT NULL, "
+            "next_offset bigint NOT NULL, PRIMARY KEY (inbox, topic, partition))"
+        )
+        connection.execute("INSERT INTO semel_inbox VALUES ('billing', %s, 0, 6)", (pipeline.source,))
+    for _ in range(2):
+        with psycopg.connect(uri) as connection, make_inbox(pipeline, connection) as inbox:
+            process(inbox)
+    assert seen(uri) == list(range(6, 10))
+    with psycopg.connect(uri) as connection:
+        [(offset, topic_id)] = connection.execute("SELECT next_offset, topic_id FROM semel_inbox").fetchall()
+    assert offset == 10
+    assert topic_id is not None
 
 
 def test_every_record_is_processed_once_though_readers_are_killed_at_each_step(

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from session_scene import BROKER_CONFIG, Pipeline
 
+from semel.bridges.inbox import Inbox
 from semel.client.admin import Admin
 from semel.errors import InboxOvertaken, InvalidState
-from semel.session.inbox import Inbox
 from semel.testing.embedded import EmbeddedBroker
 
 
@@ -135,7 +135,7 @@ def test_new_partitions_are_read_from_their_beginning(
     broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H3: a topic that grows loses nothing."""
-    monkeypatch.setattr("semel.session.inbox._LOOK_AT_TOPICS_S", 0.0)
+    monkeypatch.setattr("semel.bridges.inbox._LOOK_AT_TOPICS_S", 0.0)
     pipeline, path = Pipeline(broker.bootstrap, partitions=1), tmp_path / "app.db"
     pipeline.write(range(5))
     with closing(open_database(path)) as connection, make_inbox(pipeline, connection) as inbox:
@@ -145,6 +145,93 @@ def test_new_partitions_are_read_from_their_beginning(
         pipeline.write(range(5, 10), partition=1)
         process(inbox, 5)
     assert seen(path) == list(range(10))
+
+
+def test_new_partitions_are_read_from_their_beginning_though_the_inbox_began_at_the_end(
+    broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written to them before they are noticed was lost; while the reader runs, and while it is away."""
+    monkeypatch.setattr("semel.bridges.inbox._LOOK_AT_TOPICS_S", 0.0)
+    pipeline, path = Pipeline(broker.bootstrap, partitions=1), tmp_path / "app.db"
+    pipeline.write(range(5))
+    with closing(open_database(path)) as connection, Admin({"bootstrap.servers": broker.bootstrap}) as admin:
+
+        def inbox() -> Inbox:
+            options = {"bootstrap": pipeline.bootstrap, "fetch.max.wait.ms": 50}
+            return Inbox(connection, options, topics=[pipeline.source], name="late", start="latest")
+
+        with inbox() as first:
+            process(first, 0)
+            admin.create_partitions(pipeline.source, 2)
+            pipeline.write(range(5, 10), partition=1)
+            process(first, 5)
+        admin.create_partitions(pipeline.source, 3)
+        pipeline.write(range(10, 15), partition=2)
+        with inbox() as second:
+            process(second, 5)
+    assert seen(path) == list(range(5, 15))
+
+
+@pytest.mark.parametrize("reset", [None, "latest"])
+@pytest.mark.parametrize("written", [4, 10, 30])
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_topic_that_was_created_again_is_read_from_its_beginning(
+    broker: EmbeddedBroker, tmp_path: Path, is_running: bool, written: int, reset: str | None
+) -> None:
+    """With fewer records than the old one, as many, and more; while the reader runs, and while it is away."""
+    pipeline, path = Pipeline(broker.bootstrap, partitions=1), tmp_path / "app.db"
+    pipeline.write(range(10))
+    more = {} if reset is None else {"auto.offset.reset": reset}
+
+    def recreate() -> None:
+        with Admin({"bootstrap.servers": broker.bootstrap}) as admin:
+            admin.delete_topics(pipeline.source)
+            admin.create_topics(pipeline.source)
+        pipeline.write(range(100, 100 + written))
+
+    with closing(open_database(path)) as connection:
+        with make_inbox(pipeline, connection, **more) as inbox:
+            process(inbox, 10)
+            if is_running:
+                recreate()
+                pipeline.write([99])  # a reader that stands at the end looks up only when something comes
+                process(inbox, written + 1)
+        if not is_running:
+            recreate()
+            pipeline.write([99])
+            with make_inbox(pipeline, connection, **more) as inbox:
+                process(inbox, written + 1)
+    assert seen(path) == [*range(10), 99, *range(100, 100 + written)]
+
+
+def test_a_table_of_an_earlier_release_is_taken_over(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """Its positions are gone on from, and get the id of their topic."""
+    pipeline, path = Pipeline(broker.bootstrap, partitions=1), tmp_path / "app.db"
+    pipeline.write(range(10))
+    with closing(open_database(path)) as connection:
+        connection.execute(
+            "CREATE TABLE semel_inbox (inbox TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, "
+            "next_offset INTEGER NOT NULL, PRIMARY KEY (inbox, topic, partition))"
+        )
+        connection.execute("INSERT INTO semel_inbox VALUES ('billing', ?, 0, 6)", (pipeline.source,))
+        connection.commit()
+        for _ in range(2):
+            with make_inbox(pipeline, connection) as inbox:
+                process(inbox, 4 if not seen(path) else 0)
+        [(offset, topic_id)] = connection.execute("SELECT next_offset, topic_id FROM semel_inbox")
+    assert seen(path) == list(range(6, 10))
+    assert offset == 10
+    assert topic_id is not None
+
+
+def test_an_error_in_a_block_names_the_records(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """K3: where to look for the record that made it fail."""
+    pipeline, path = Pipeline(broker.bootstrap, partitions=1), tmp_path / "app.db"
+    pipeline.write(range(5))
+    with closing(open_database(path)) as connection, make_inbox(pipeline, connection) as inbox:
+        with pytest.raises(Crash) as caught:
+            process(inbox, 5, crash_at="inside")
+        assert f"{pipeline.source}-0 offsets 0 to 4" in caught.value.__notes__[0]
 
 
 def test_a_delivery_that_was_not_used_comes_again(broker: EmbeddedBroker, tmp_path: Path) -> None:
@@ -188,3 +275,20 @@ def test_a_block_that_commits_or_rolls_back_by_itself_is_told(
             getattr(connection, careless)()
         process(inbox, 0 if careless == "commit" else 7)
     assert seen(path) == ([] if careless == "commit" else list(range(7)))
+
+
+def test_a_loop_that_never_enters_its_deliveries_is_stopped(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """It wrote the same records again and again, each time committed by the user's own hand."""
+    pipeline = Pipeline(broker.bootstrap)
+    pipeline.write(range(5))
+    with closing(open_database(tmp_path / "app.db")) as connection, make_inbox(pipeline, connection) as inbox:
+
+        def consume() -> None:
+            for delivery in inbox:
+                numbers = [(int(row.value or b""),) for row in delivery.rows()]
+                connection.executemany("INSERT INTO seen VALUES (?)", numbers)
+                connection.commit()
+
+        with pytest.raises(InvalidState, match="never entered"):
+            consume()
+        assert len(seen(tmp_path / "app.db")) == 5

@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from semel.session.inbox import Inbox
+from semel.bridges.inbox import Inbox
 
 
 class _Mortal(psycopg.Connection[Any]):

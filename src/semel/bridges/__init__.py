@@ -1,0 +1,1 @@
+"""Between Kafka and databases: the inbox, exactly-once sinks, and side effects."""

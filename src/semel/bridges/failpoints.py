@@ -1,0 +1,66 @@
+"""Named points in a pipeline into a database at which tests let the process die, as kill -9 would, just there.
+
+`SEMEL_BRIDGE_KILL_AT=after_stage:3` kills the process the third time it gets to that point. With
+`SEMEL_BRIDGE_STOP_FILE` it stops there instead and leaves its id in that file, so that a test can wake it later. Unset,
+nothing happens.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from semel.errors import ConfigError
+
+VARIABLE: Final = "SEMEL_BRIDGE_KILL_AT"
+STOP_VARIABLE: Final = "SEMEL_BRIDGE_STOP_FILE"
+
+Point = Literal[
+    # In the order in which a batch gets to them.
+    "before_write",
+    "after_stage",
+    "after_merge",
+    "before_commit",
+    "after_commit",
+    "before_offsets",
+    "after_offsets",
+]
+POINTS: Final[tuple[str, ...]] = get_args(Point)
+
+_name = ""
+_left = 0
+
+
+def arm(place: str) -> None:
+    """From now on, die at a point such as "after_stage:3"; "" for nowhere."""
+    global _name, _left
+    _name, _, count = place.partition(":")
+    _left = int(count or 1)
+    if _name and _name not in POINTS:
+        raise ConfigError(f"{VARIABLE} names the point {_name!r}, and there is none of that name: unset it.")
+
+
+arm(os.environ.get(VARIABLE, ""))
+
+
+def reach(point: Point) -> None:
+    """Die or stop here if that was asked for.
+
+    >>> reach("after_stage")
+    """
+    global _left
+    if point == _name:
+        _left -= 1
+        if _left == 0:
+            _die_or_stop()
+
+
+def _die_or_stop() -> None:
+    stop_file = os.environ.get(STOP_VARIABLE)
+    if stop_file is None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        Path(stop_file).write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,0 +1,343 @@
+"""`semel.run(transform, to=semel.Postgres(...))`: from Kafka through a function into a database table, exactly once.
+
+One database transaction holds the rows, the dead letters and the position in Kafka. The function runs before it begins.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from semel.bridges.dead_letter_table import DeadLetterTable, RefusedRow
+from semel.bridges.failpoints import reach
+from semel.bridges.guarded_positions import GuardedPositions
+from semel.bridges.inbox import Delivery, Inbox
+from semel.bridges.lag_offsets import LagOffsets
+from semel.bridges.portions import Failed, Function, Portion
+from semel.bridges.positions import Position
+from semel.bridges.retries import LOG, Retries
+from semel.bridges.run_owner import check_table, claim, home_of, note_table
+from semel.bridges.starting_point import Resume, compare, describe_ahead, refuse_missing
+from semel.bridges.table_writer import TableWriter
+from semel.client.admin import Admin
+from semel.client.offsets import Edge
+from semel.client.partitions import TopicPartition
+from semel.client.settings import parse_config
+from semel.errors import ConfigError, DatabaseError, DatabaseUnreachable, ValueDoesNotFit
+from semel.session.dead_letter_box import origin
+from semel.session.runner import RunReport
+from semel.session.sigterm import SigtermWatch
+
+if TYPE_CHECKING:
+    from semel.bridges.targets import DatabaseTarget
+
+_POLL_MS: Final = 500
+_AS_NAMED: Final = "the pipeline's name"
+_ELSEWHERE: Final = {
+    "instance": "one process reads all partitions, and a new one takes over from the last; leave it out",
+    "auto.offset.reset": 'write start="earliest" or "latest", which counts where the database has no position',
+    "group.id": "write group=",
+}
+"""Options of sessions that are written in another way here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """How a run reads."""
+
+    settings: Mapping[str, object]
+    topics: Collection[str]
+    name: str
+    group: str | None
+    start: Edge
+    resume: Resume | None
+    records_max: int
+
+
+@dataclass(slots=True)
+class _Work:
+    """A delivery and what the function has made of it, until it is committed."""
+
+    delivery: Delivery
+    portion: Portion
+    failed: Failed = field(default_factory=list[Any])
+    """Records at which the function has failed."""
+
+
+def run_into(
+    target: DatabaseTarget,
+    transform: Callable[[Any], Any],
+    *,
+    by: Literal["table", "row"] = "table",
+    stop: threading.Event | None = None,
+    idle_ms: float | None = None,
+    settings: Mapping[str, object] | None = None,
+    topics: Collection[str],
+    name: str,
+    group: str | None = _AS_NAMED,
+    start: Edge = "earliest",
+    resume: Resume | None = None,
+    transaction_records_max: int = 100_000,
+    end_on_sigterm: bool = True,
+    **more_settings: object,
+) -> RunReport:
+    """Read, transform and write until `stop` is set, or until nothing has come for `idle_ms`.
+
+    `name` is the pipeline's: its progress is kept in the database under it. `group` is where offsets are committed
+    afterwards, so that lag shows; None for none. `start` is where to begin without a position.
+    """
+    if by not in ("table", "row"):
+        raise ConfigError(f'by={by!r} is not supported: write "table" or "row".')
+    if isinstance(topics, str) or not topics:
+        raise ConfigError('topics must be a list of at least one name, such as ["orders"].')
+    given = {**(settings or {}), **more_settings}
+    _check(given, resume)
+    group = name if group is _AS_NAMED else group
+    options = _Options(given, topics, name, group, start, resume, transaction_records_max)
+    stop = stop or threading.Event()
+    terminated = threading.Event()
+    sigterm = SigtermWatch(lambda: _on_sigterm(terminated))
+    if end_on_sigterm:
+        sigterm.start()
+    try:
+        run = _Run(target, transform, by, options, lambda: stop.is_set() or terminated.is_set())
+        run.go(idle_ms)
+    finally:
+        sigterm.end()
+    sigterm.raise_exit()
+    return run.report
+
+
+def _on_sigterm(terminated: threading.Event) -> None:
+    LOG.info("SIGTERM: the run ends after the present transaction. A second one ends the process at once.")
+    terminated.set()
+
+
+def _check(given: Mapping[str, object], resume: str | None) -> None:
+    for name in given:
+        instead = _ELSEWHERE.get(name) or _ELSEWHERE.get(name.replace("_", "."))
+        if instead is not None:
+            raise ConfigError(f"{name}= is not an option of a run into a database: {instead}. Nothing was read.")
+    if resume not in (None, "database", "group"):
+        raise ConfigError(f'resume={resume!r} is not supported: write "database" or "group", or leave it out.')
+    parse_config(given)
+
+
+class _Run:
+    """One run, from the first connection to the last commit."""
+
+    def __init__(
+        self,
+        target: DatabaseTarget,
+        transform: Callable[[Any], Any],
+        by: Literal["table", "row"],
+        options: _Options,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self.report = RunReport()
+        self._options = options
+        self._is_stopping = is_stopping
+        self._writer = TableWriter(target.options)
+        self._dead_letters = None
+        if target.dead_letter is not None:
+            self._dead_letters = DeadLetterTable(
+                target.dead_letter, target.dead_letter_max, pipeline=options.name, target=target.options.rule.table
+            )
+        rule = target.options.rule
+        event_id = rule.key if rule.mode == "dedup" else ()
+        self._function = Function(transform, by, keeps_failed=self._dead_letters is not None, event_id=event_id)
+        self._retries = Retries(target.retry_s, is_stopping)
+        self._target = target
+        self._database = target.open()
+        self._work: _Work | None = None
+
+    def go(self, idle_ms: float | None) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(self._database)
+            home = self._until_it_works(self._prepare)
+            if home is None:
+                return
+            admin = stack.enter_context(Admin(self._options.settings))
+            offsets = LagOffsets(admin, self._options.group)
+            topics = admin.describe_topics(*sorted(set(self._options.topics)))  # raises if one is not there
+            committed = offsets.committed(topics)
+            store = self._until_it_works(lambda: self._take_over(home, committed))
+            if store is None:
+                return
+            inbox = self._open_inbox(store)
+            if self._until_it_works(lambda: stack.enter_context(inbox)) is None:
+                return
+            offsets.commit({place: at for place, at in inbox.positions.items() if place in store.known})
+            self._read(inbox, offsets, idle_ms)
+
+    def _until_it_works(self, action: Callable[[], Any]) -> Any:
+        """None if the run is asked to end before it has."""
+        while not self._is_stopping():
+            try:
+                result = action()
+            except DatabaseError as error:
+                self._database.close()
+                self._retries.failed(error)
+            else:
+                self._retries.succeeded()
+                return result
+        return None
+
+    # -- the start ---------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> str:
+        """Everything that can be wrong with the database, before anything is read. Returns its id."""
+        self._database.ensure_tables()
+        self._writer.check_table(self._database)
+        if self._dead_letters is not None:
+            self._dead_letters.prepare(self._database)
+        return home_of(self._database)
+
+    def _take_over(self, home: str, committed: Mapping[TopicPartition, Position]) -> GuardedPositions:
+        """Compare with what Kafka knows, and become the one that may write."""
+        options, database = self._options, self._database
+        missing, ahead = compare(database.load(options.name), committed)
+        if missing and options.resume is None:
+            assert options.group is not None
+            raise refuse_missing(options.name, options.group, repr(self._target), missing)
+        if ahead:
+            LOG.warning(
+                "The offsets of group %r are ahead of the database: it was restored to an earlier state, or another "
+                "program commits in this group. The database decides, so pipeline %r goes back to it: %s.",
+                options.group,
+                options.name,
+                describe_ahead(ahead),
+            )
+        table = self._target.options.rule.table
+        check_table(database, options.name, table, options.resume)
+        store = GuardedPositions(database, options.name, epoch=claim(database, options.name), home=home)
+        note_table(database, options.name, table)
+        if missing:
+            self._resume(store, missing)
+        return store
+
+    def _resume(self, store: GuardedPositions, missing: Mapping[TopicPartition, Position]) -> None:
+        options = self._options
+        LOG.warning(
+            "The database has no position of pipeline %r though group %r has; by resume=%r it begins %s.",
+            options.name,
+            options.group,
+            options.resume,
+            "at the group's offsets" if options.resume == "group" else f"at the {options.start} records",
+        )
+        if options.resume == "database":
+            with store.transaction():
+                self._writer.restart(self._database)
+        if options.resume == "group":
+            with store.transaction() as handle:
+                store.move(handle, options.name, {place: (at, at) for place, at in missing.items()})
+
+    def _open_inbox(self, store: GuardedPositions) -> Inbox:
+        options = self._options
+        return Inbox(
+            store,
+            options.settings,
+            topics=options.topics,
+            name=options.name,
+            start=options.start,
+            delivery_records_max=options.records_max,
+        )
+
+    # -- one batch after the other -----------------------------------------------------------------------------------
+
+    def _read(self, inbox: Inbox, offsets: LagOffsets, idle_ms: float | None) -> None:
+        poll_ms = _POLL_MS if idle_ms is None else min(_POLL_MS, idle_ms)
+        last_record = time.monotonic()
+        while not self._is_stopping():
+            try:
+                committed = self._step(inbox, poll_ms)
+            except DatabaseError as error:
+                self._after(error)
+                last_record = time.monotonic()
+                continue
+            self._retries.succeeded()
+            now = time.monotonic()
+            if committed is not None:
+                offsets.commit(committed.next_offsets)
+                last_record = time.monotonic()
+            elif idle_ms is not None and (now - last_record) * 1000 >= idle_ms and inbox.is_at_end():
+                return  # and not because the broker was slow to answer
+
+    def _step(self, inbox: Inbox, timeout_ms: float) -> Delivery | None:
+        """The next records, written and committed; None if none came in time."""
+        if self._work is None:
+            delivery = inbox.next(timeout_ms)
+            if delivery is None:
+                return None
+            failed: Failed = []
+            self._work = _Work(delivery, self._function.run(delivery.table, failed), failed)
+        work = self._work
+        self._commit(work)
+        self._work = None
+        self.report.committed += 1
+        self.report.records += work.delivery.table.num_rows
+        return work.delivery
+
+    def _after(self, error: DatabaseError) -> None:
+        self.report.aborted += 1
+        if isinstance(error, DatabaseUnreachable):
+            # Whether the last commit arrived is not known here. The inbox asks the database before it goes on.
+            self._work = None
+            self._database.close()
+        self._retries.failed(error)
+
+    def _commit(self, work: _Work) -> None:
+        failed = list(work.failed)
+        if work.portion.made is not None and work.portion.made.num_rows:
+            self._writer.ensure(self._database, work.portion.made.schema)
+        try:
+            with work.delivery:
+                reach("before_write")
+                self._write(work.portion, failed)
+                self._writer.finish(self._database)
+                if self._dead_letters is not None:
+                    self._dead_letters.write(self._database, [RefusedRow.of(row, error) for row, error in failed])
+        except BaseException:
+            self._end(committed=False)
+            raise
+        self._end(committed=True)
+
+    def _end(self, *, committed: bool) -> None:
+        self._writer.forget()
+        if self._dead_letters is not None:
+            self._dead_letters.end(committed=committed)
+            self.report.dead_letters = self._dead_letters.committed_count
+
+    def _write(self, portion: Portion, failed: Failed) -> None:
+        """Write the rows of a portion. If one is refused, find the record by halves and go on without it."""
+        made = portion.made
+        if made is None or not made.num_rows:
+            return
+        try:
+            with self._database.savepoint():
+                self._writer.ensure(self._database, made.schema)
+                self._writer.write_part(self._database, made)
+                self._database.check_constraints()
+        except ValueDoesNotFit as error:
+            if portion.count > 1:
+                if portion.runs_again:
+                    self._database.allow_idle()
+                for half in portion.halves(failed):
+                    self._write(half, failed)
+                return
+            row = portion.first()
+            named = self._writer.name_column(self._database, made, error)
+            if self._dead_letters is None:
+                raise ValueDoesNotFit(
+                    f"{origin(row)}: {named} The transaction was rolled back and nothing of it was written; its "
+                    "records come again after a restart. Fix the row in your function, or give the target "
+                    'dead_letter="table" to put such records aside.',
+                    row=named.row,
+                    column=named.column,
+                    sqlstate=named.sqlstate,
+                ) from error
+            failed.append((row, named))

@@ -1,0 +1,403 @@
+"""One micro-batch or job into a database, exactly once: stage its rows, then merge them in a single transaction.
+
+This runs on the driver. The ledger's row is locked first and decides whether there is anything to write, so a repeat
+after a lost answer, a second driver or a replay by Spark can change nothing. Whatever fails before the commit leaves no
+trace but staging tables, which are used again if they are whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+
+from semel.bridges.database import Database
+from semel.bridges.dead_letter_table import DeadLetterTable, RefusedRow
+from semel.bridges.merge import quote
+from semel.bridges.retries import Retries
+from semel.bridges.spark_ledger import DatabaseLedger, Standing
+from semel.bridges.spark_leftovers import drop_merged
+from semel.bridges.spark_misfits import MisfitSearch
+from semel.bridges.spark_row_checks import of_batch, refused_row, short_json
+from semel.bridges.spark_staging import PART_DDL, StageRows, StagingTerms
+from semel.bridges.spark_tables import TableOutput
+from semel.bridges.table_writer import WriteCounts
+from semel.errors import DatabaseError, ValueDoesNotFit
+from semel.spark.blobs import unpack_error
+from semel.spark.failpoints import reach
+from semel.spark.ledger import Entry
+from semel.spark.progress import BatchProgress, log_event, log_progress
+from semel.spark.replays import Written
+from semel.spark.spool import batch_folder
+
+_LOCAL_MASTER: Final = re.compile(r"local(\[.*\])?")
+_MANY_ROWS: Final = 5_000_000
+_LONG_MERGE_S: Final = 60.0
+_NO_SUCH_TABLE: Final = "42P01"
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Retrying:
+    """How long a lost connection or a conflict is tried again."""
+
+    retry_s: float
+    is_stopping: Callable[[], bool] = lambda: False
+    """Whether the user wants the query to end."""
+
+    def begin(self) -> Retries:
+        return Retries(self.retry_s, self.is_stopping)
+
+    def wait(self, retries: Retries, error: DatabaseError) -> None:
+        """Until the next try; raises if there is none."""
+        retries.failed(error)
+        if self.is_stopping():
+            raise error
+
+    def call(self, step: Callable[[], Result]) -> Result:
+        """What `step` returns, when it has succeeded."""
+        retries = self.begin()
+        while True:
+            try:
+                result = step()
+            except DatabaseError as error:
+                self.wait(retries, error)
+            else:
+                retries.succeeded()
+                return result
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A run of a pipeline that may write: its connection, and its place in the ledger."""
+
+    database: Database
+    ledger: DatabaseLedger
+    pipeline: str
+    key: str
+    """In the ledger: the pipeline's name, or name/job_id."""
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRows:
+    """The rows of one output, wherever its tasks have left them."""
+
+    output: TableOutput
+    schema: pa.Schema
+    tables: dict[str, int]
+    """Staging tables, with how many rows each must have."""
+    few: Sequence[Any]
+    """Parts that the driver itself loads."""
+    rows: int
+    bytes: int
+    refused: Sequence[RefusedRow]
+    """Rows that were not staged, since no database would take them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneMerge:
+    """One micro-batch or job, to be written in a single transaction."""
+
+    owner: Owner
+    outputs: Sequence[TableOutput]
+    entry: Entry
+    progress: BatchProgress
+    decide: Callable[[Standing], Written]
+    """Which outputs are there already, as the locked ledger says; raises if this run must not go on."""
+    retries: Retrying
+
+    def run(self) -> BatchProgress:
+        """Stage, merge and commit; again after a lost connection or a conflict."""
+        retries = self.retries.begin()
+        started, attempt = time.monotonic(), 0
+        staged: list[StagedRows] = []
+        with self._spool() as spool:
+            while True:
+                attempt += 1
+                try:
+                    if not staged or (attempt > 1 and not self._are_whole(staged)):
+                        if attempt > 1:
+                            self._drop_loaded()  # a disk that is full must not fill up with what failed
+                        staged = [self._stage(output, spool) for output in self.outputs]
+                        reach("after_stage", self.owner.pipeline)
+                    done = self._merge(staged)
+                    break
+                except ValueDoesNotFit as error:
+                    raise self._explain(staged, error) from error
+                except DatabaseError as error:
+                    if _is_staging_lost(error):
+                        staged = []
+                        error = DatabaseError(str(error), sqlstate=error.sqlstate, is_transient=True)
+                    self.retries.wait(retries, error)
+        ended = time.monotonic()
+        retries.succeeded()
+        self._drop_staged(staged)
+        staging_ms = int((ended - started) * 1000) - done.open_ms
+        progress = replace(done, encode_ms=staging_ms, attempts=attempt)
+        self._warn_if_large(progress)
+        log_progress(progress)
+        return progress
+
+    # -- stage 1 -----------------------------------------------------------------------------------------------------
+
+    def _spool(self) -> AbstractContextManager[str | None]:
+        """A folder for rows that the driver stages, if tasks and driver share a machine."""
+        conf: Any = self.outputs[0].df.sparkSession.conf
+        is_local = _LOCAL_MASTER.fullmatch(conf.get("spark.master", ""))
+        if not is_local or self.outputs[0].target.is_staged_by_tasks:
+            return nullcontext()
+        return batch_folder(conf.get("spark.local.dir", "").split(",")[0] or None)
+
+    def _stage(self, output: TableOutput, spool: str | None) -> StagedRows:
+        """Run the user's plan once; its rows are in the database then, or the driver has them."""
+        output.check(self.owner.database)
+        schema, owner = output.staged_schema(), self.owner
+        terms = StagingTerms(
+            output.target,
+            output.target.options.rule,
+            output.writer.columns,
+            schema,
+            owner.pipeline,
+            owner.key,
+            owner.epoch,
+            -1 if self.progress.batch_id is None else self.progress.batch_id,
+            spool,
+            output.dead_letters(owner.pipeline),
+        )
+        parts = output.df.mapInArrow(StageRows(terms), PART_DDL)
+        if output.target.is_staged_by_tasks or spool is not None:
+            return _collected(output, schema, parts.collect())
+        # Many rows of a cluster for a database that only the driver can write to: one task's rows at a time.
+        return self._stage_here(output, schema, parts.toLocalIterator())
+
+    def _stage_here(self, output: TableOutput, schema: pa.Schema, parts: Iterable[Any]) -> StagedRows:
+        counted = _CountedParts(parts)
+        source = self.owner.database.stage_batches(schema, _batches(counted, schema), _temporary(output))
+        return StagedRows(output, schema, {source: counted.rows}, [], counted.rows, counted.bytes, counted.refused)
+
+    def _are_whole(self, staged: Sequence[StagedRows]) -> bool:
+        """Whether staging tables are as they were left: a crash of the server empties them."""
+        database = self.owner.database
+        for name, rows in (pair for one in staged for pair in one.tables.items()):
+            if _is_temporary(name) or database.columns(name) is None:
+                return False
+            if int(database.scalar(f"SELECT count(*) FROM {_source(name)}")) != rows:
+                return False
+        return True
+
+    # -- stage 2 -----------------------------------------------------------------------------------------------------
+
+    def _merge(self, staged: Sequence[StagedRows]) -> BatchProgress:
+        """One transaction, from its beginning to its end."""
+        database, ledger, pipeline = self.owner.database, self.owner.ledger, self.owner.pipeline
+        staged = [self._load_ahead(one) for one in staged]
+        opened = time.monotonic()
+        counts: list[WriteCounts] = []
+        dead_letters = 0
+        with database.transaction():
+            database.limit_idle()
+            standing = ledger.lock(self.owner.epoch)
+            written = self.decide(standing)
+            reach("after_lock", pipeline)
+            missing = [one for one in staged if not written.has(one.output.name)]
+            for one in missing:
+                counted, refused = self._merge_output(one)
+                counts.append(counted)
+                dead_letters += refused
+            reach("after_merge", pipeline)
+            merged = time.monotonic()
+            if missing:
+                ledger.write(self._entry(standing, written, missing, sum(one.rows for one in counts)))
+            reach("before_commit", pipeline)
+        reach("after_commit", pipeline)
+        return replace(
+            self.progress,
+            records=sum(one.rows for one in (counts if missing else staged)),
+            dead_letters=dead_letters,
+            deleted=sum(one.deleted for one in counts),
+            repeats=sum(one.repeats for one in counts),
+            input_bytes=sum(one.bytes for one in staged),
+            bytes=sum(one.bytes for one in staged),
+            write_ms=int((merged - opened) * 1000),
+            commit_ms=int((time.monotonic() - merged) * 1000),
+            open_ms=int((time.monotonic() - opened) * 1000),
+        )
+
+    def _entry(self, standing: Standing, written: Written, missing: Sequence[StagedRows], rows: int) -> Entry:
+        earlier = standing.latest if standing.mine is None else standing.mine
+        records = earlier.records if earlier is not None and written.outputs else 0
+        return replace(
+            self.entry,
+            outputs=sorted(written.outputs | {one.output.name for one in missing}),
+            records=records + rows,
+            at_ms=int(time.time() * 1000),
+            producer_epoch=self.owner.epoch,
+        )
+
+    def _load_ahead(self, staged: StagedRows) -> StagedRows:
+        """Rows that can be loaded before the database's one write lock is taken."""
+        if staged.output.target.is_staged_by_tasks or not staged.few:
+            return staged
+        return replace(self._stage_here(staged.output, staged.schema, staged.few), refused=staged.refused)
+
+    def _merge_output(self, staged: StagedRows) -> tuple[WriteCounts, int]:
+        """What was written, and how many rows went to the dead-letter table."""
+        database, output = self.owner.database, staged.output
+        output.check(database)
+        letters = output.dead_letters(self.owner.pipeline)
+        if letters is not None:
+            return self._merge_and_put_aside(staged, letters)
+        if staged.rows == 0:
+            return WriteCounts(), 0
+        return output.writer.merge(database, self._sources(staged), staged.rows, is_ordered=False), 0
+
+    def _merge_and_put_aside(self, staged: StagedRows, letters: DeadLetterTable) -> tuple[WriteCounts, int]:
+        database, refused, counts = self.owner.database, list(staged.refused), WriteCounts()
+        letters.check_count(refused)
+
+        def refuse(row: dict[str, Any], error: ValueDoesNotFit) -> None:
+            refused.append(refused_row(row, error))
+            letters.check_count(refused)
+
+        if staged.rows:
+            search = MisfitSearch(database, staged.output.writer, staged.schema, refuse)
+            counts = search.merge(self._sources(staged), staged.rows)
+        letters.write(database, of_batch(refused, self._batch_name()))
+        return counts, len(refused)
+
+    def _batch_name(self) -> str:
+        batch, job = self.progress.batch_id, self.progress.job_id
+        return f"batch {batch}" if job is None else f"job {job}"
+
+    def _sources(self, staged: StagedRows) -> list[str]:
+        sources = [_source(name) for name in staged.tables]
+        if staged.few:
+            sources.append(self.owner.database.stage(pa.Table.from_batches(_batches(staged.few, staged.schema))))
+        return sources
+
+    def _explain(self, staged: Sequence[StagedRows], error: ValueDoesNotFit) -> ValueDoesNotFit:
+        """The same with the row and its column, if they can be found."""
+        if error.row is not None:
+            return error
+        try:
+            with self.owner.database.transaction():
+                for one in (one for one in staged if one.rows):
+                    MisfitSearch(self.owner.database, one.output.writer, one.schema, _raise_with_row).merge(
+                        self._sources(one), one.rows
+                    )
+                raise DatabaseError("the rows fit when they were tried once more.")  # and nothing of that is kept
+        except _RowFound as found:
+            return found.error
+        except DatabaseError as second:
+            error.add_note(f"Which row it is could not be found out: {second}")
+        return error
+
+    def _drop_staged(self, staged: Sequence[StagedRows]) -> None:
+        if any(one.tables for one in staged):
+            self._drop_loaded()
+
+    def _drop_loaded(self) -> None:
+        """The tables that tasks of this batch have made."""
+        if self.outputs[0].target.is_staged_by_tasks:
+            batch = -1 if self.progress.batch_id is None else self.progress.batch_id
+            drop_merged(self.owner.database, self.owner.key, self.owner.epoch, batch)
+
+    def _warn_if_large(self, progress: BatchProgress) -> None:
+        if progress.records > _MANY_ROWS or progress.write_ms > _LONG_MERGE_S * 1000:
+            log_event(
+                "a large batch: others wait for its locks, and a failure repeats all of it",
+                logging.WARNING,
+                pipeline=self.owner.pipeline,
+                records=progress.records,
+                merge_s=progress.write_ms / 1000,
+                advice="make batches smaller: maxOffsetsPerTrigger or maxFilesPerTrigger on the source; split a job",
+            )
+
+
+class _RowFound(Exception):
+    """Ends the search for a row that does not fit."""
+
+    def __init__(self, error: ValueDoesNotFit) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _raise_with_row(row: dict[str, Any], error: ValueDoesNotFit) -> None:
+    raise _RowFound(
+        ValueDoesNotFit(
+            f"{error} The row: {short_json(row)}. Nothing of this batch was written. Correct it in the query, or give "
+            'the target dead_letter="table" to put such rows aside.',
+            column=error.column,
+            sqlstate=error.sqlstate,
+        )
+    )
+
+
+class _CountedParts:
+    """Parts as they come from the tasks; raises a task's error."""
+
+    def __init__(self, parts: Iterable[Any]) -> None:
+        self._parts = parts
+        self.rows = 0
+        self.bytes = 0
+        self.refused: list[RefusedRow] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        for part in self._parts:
+            if part.error is not None:
+                raise unpack_error(part.error)
+            if part.refused is not None:
+                self.refused += pickle.loads(bytes(part.refused))
+                continue
+            self.rows += part.rows
+            self.bytes += part.bytes
+            yield part
+
+
+def _collected(output: TableOutput, schema: pa.Schema, parts: Sequence[Any]) -> StagedRows:
+    counted = _CountedParts(parts)
+    few = [part for part in counted if part.staged is None]
+    tables = {part.staged: part.rows for part in parts if part.staged is not None}
+    return StagedRows(output, schema, tables, few, counted.rows, counted.bytes, counted.refused)
+
+
+def _batches(parts: Iterable[Any], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        data = part.data if part.file is None else _read(part)
+        yield pa.ipc.read_record_batch(pa.py_buffer(data), schema)
+
+
+def _read(part: Any) -> bytes:
+    """Read and not mapped, so that the driver holds one part at a time."""
+    with open(part.file, "rb") as file:
+        file.seek(part.at)
+        return file.read(part.bytes)
+
+
+def _temporary(output: TableOutput) -> str:
+    return f"semel_staged {output.name}"
+
+
+def _is_temporary(name: str) -> bool:
+    """Whether it is the quoted name of a table that only one connection has, which may be gone."""
+    return name.startswith("temp.")
+
+
+def _source(name: str) -> str:
+    return name if _is_temporary(name) else quote(name)
+
+
+def _is_staging_lost(error: DatabaseError) -> bool:
+    """Whether a staging table is gone or not whole: a server that crashed, or somebody who has cleaned up."""
+    if error.sqlstate is None:
+        return error.is_transient and type(error) is DatabaseError
+    return error.sqlstate == _NO_SUCH_TABLE and "semel_staged_" in str(error)
