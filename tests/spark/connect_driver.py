@@ -2,7 +2,8 @@
 
 Arguments: the server, the brokers, a folder for the checkpoint, where the input is: `files` there, or the topic `in`.
 Each row gets a random tail, so that data which Spark computes twice cannot pass for the same. A job, run twice, writes
-the rows of the files to the topic `jobs` as well.
+the rows of the files to the topic `jobs` as well. A fifth argument is the checkpoint that the sink gets, where it is
+not the query's own.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from pyspark.sql import SparkSession, functions
 import semel
 
 
-def main(server: str, bootstrap: str, folder: str, origin: str) -> None:
+def main(server: str, bootstrap: str, folder: str, origin: str, told: str | None = None) -> None:
     spark = SparkSession.builder.remote(server).getOrCreate()
+    if told is not None:
+        write_with_another_checkpoint(from_files(spark, folder), bootstrap, folder, told)
+        return
     tail = functions.udf(lambda value: bytes(value) + b"/" + os.urandom(4).hex().encode(), "binary")
     rows = from_files(spark, folder) if origin == "files" else from_topic(spark, bootstrap)
     query = semel.write_stream(
@@ -34,6 +38,12 @@ def main(server: str, bootstrap: str, folder: str, origin: str) -> None:
             job = spark.read.parquet(f"{folder}/in")
             semel.write_batch(job, name="job-through-connect", job_id="1", bootstrap=bootstrap, topic="jobs")
     spark.stop()
+
+
+def write_with_another_checkpoint(rows: Any, bootstrap: str, folder: str, told: str) -> None:
+    sink = semel.KafkaSink(name="mistaken", bootstrap=bootstrap, topic="out", checkpoint=told)
+    query = rows.writeStream.foreachBatch(sink).option("checkpointLocation", f"{folder}/own")
+    query.trigger(availableNow=True).start().awaitTermination()
 
 
 def from_topic(spark: Any, bootstrap: str) -> Any:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from pyspark.sql.types import StructType
 
 import semel
 from semel.spark.source import SemelSource
+from semel.spark.source_offsets import split_note, to_checkpoint
 from semel.spark.source_stream import StreamReader
 from semel.testing.apache_kafka import ApacheKafka
 
@@ -33,6 +35,7 @@ Row = dict[str, Any]
 def local_spark() -> Iterator[SparkSession]:
     """A small session of this interpreter's packages, without the page."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    warehouse = TemporaryDirectory(prefix="semel-warehouse-")
     builder = SparkSession.builder.master("local[2]").appName("semel-source")  # type: ignore[attr-defined]
     settings = {
         "spark.ui.enabled": "false",
@@ -43,6 +46,7 @@ def local_spark() -> Iterator[SparkSession]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": warehouse.name,
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -52,6 +56,7 @@ def local_spark() -> Iterator[SparkSession]:
         yield session
     finally:
         session.stop()
+        warehouse.cleanup()
 
 
 BROKERS = ["embedded", pytest.param("apache", marks=pytest.mark.conformance)]
@@ -161,6 +166,11 @@ class Query:
 
     def __exit__(self, *_: object) -> None:
         self.reader.stop()
+
+    @property
+    def offsets(self) -> dict[str, dict[str, int]]:
+        """Where the query stands, without the source's note."""
+        return to_checkpoint(split_note(self.at or {})[0])
 
     def start(self, at: Mapping[str, Any] | None = None) -> Query:
         """At the offsets of a checkpoint, or where a new query begins."""

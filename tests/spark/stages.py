@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from semel.client.shared import SharedTransaction
 from semel.spark.blobs import Manifest, Slots, read_manifest
+from semel.spark.dead_letters import DeadLetterTerms
 from semel.spark.encode import Encode
 from semel.spark.write import Write
 
@@ -32,12 +33,19 @@ class Blobs:
 
 
 def encode(
-    bootstrap: str, topic: str | None, parts: list[pa.Table], partitions: int, *, batch_size: int = 1_000, **more: Any
+    bootstrap: str,
+    topic: str | None,
+    parts: list[pa.Table],
+    partitions: int,
+    *,
+    batch_size: int = 1_000,
+    dead_letters: DeadLetterTerms | None = None,
+    **more: Any,
 ) -> Blobs:
     """Stage 1: each of `parts` is the input of one task."""
     settings = {"bootstrap.servers": bootstrap, "batch.size": batch_size, **more}
     counts = {} if topic is None else {topic: partitions}
-    job = Encode(settings, topic, counts, Slots.make(1), 1_000, "seed", buffer_bytes=4_000)
+    job = Encode(settings, topic, counts, Slots.make(1), 1_000, "seed", buffer_bytes=4_000, dead_letters=dead_letters)
     made = [batch for task, part in enumerate(parts) for batch in job.encode(iter(part.to_batches()), task)]
     table = pa.Table.from_batches(made).sort_by([("map", "ascending"), ("number", "ascending")])
     return Blobs(table, read_manifest([Row(row) for row in table.to_pylist()]))

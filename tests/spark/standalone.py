@@ -21,6 +21,14 @@ from semel.processes import spawn
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
 WORKER = "pyspark.daemon"
+EAGER_SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "200ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "2",
+    "spark.speculation.minTaskRuntime": "3s",
+}
+"""A task that sleeps gets a twin within seconds."""
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 

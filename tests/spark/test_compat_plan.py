@@ -32,9 +32,9 @@ def test_every_test_that_is_named_exists() -> None:
 
 
 def test_the_source_is_run_from_4_2_on_and_its_refusal_before() -> None:
-    """E1: and sink, crashes and Connect everywhere."""
+    """E1: and sink, crashes, databases and Connect everywhere."""
     parts = {version.name: set(version.parts) for version in VERSIONS}
-    everywhere = {"sink", "crashes", "connect"}
+    everywhere = {"sink", "crashes", "databases", "connect"}
     old, new = everywhere | {"no-source"}, everywhere | {"source"}
     assert parts == {"3.5": old, "4.0": old, "4.2": new, "4.3": new}
 
@@ -64,8 +64,8 @@ def test_a_part_is_good_only_if_every_test_has_passed(
 
 def test_versions_and_parts_can_be_chosen_and_a_wrong_name_is_told() -> None:
     """A mistake must not end in a run of nothing."""
-    assert {part for _, part in choose(["4.0"])} == {"sink", "crashes", "no-source", "connect"}
+    assert {part for _, part in choose(["4.0"])} == {"sink", "crashes", "databases", "no-source", "connect"}
     assert [(version.pyspark, part) for version, part in choose(["4.2:source"])] == [("4.2.1", "source")]
-    assert len(choose([])) == 16
+    assert len(choose([])) == 20
     with pytest.raises(SystemExit, match=r"There is no 4\.1 here: choose from 3\.5"):
         choose(["4.1"])

@@ -44,6 +44,7 @@ def test_looking_the_source_up_loads_nothing_of_the_client() -> None:
     assert semels == {
         "semel.errors",
         "semel.spark",
+        "semel.spark.driver_python",
         "semel.spark.source",
         "semel.spark.source_needs",
         "semel.spark.workers",

@@ -6,15 +6,19 @@ import json
 import math
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.client.partitions import TopicPartition
+from semel.errors import ConfigError
+from semel.spark.input_offsets import merge_ends, parse_ends
 from semel.spark.source_offsets import (
+    Note,
     OffsetRange,
-    from_checkpoint,
     limit_offsets,
     parse_numbers,
+    split_note,
     split_ranges,
     to_checkpoint,
 )
@@ -37,18 +41,61 @@ def spans(draw: st.DrawFn) -> dict[TopicPartition, tuple[int, int]]:
     return found
 
 
-@given(st.dictionaries(partitions, offsets))
-def test_offsets_survive_their_way_through_the_checkpoint_as_one_text(given_: dict[TopicPartition, int]) -> None:
+notes = st.builds(
+    Note,
+    st.none() | st.text(max_size=5),
+    st.dictionaries(partitions, offsets),
+    st.dictionaries(st.sampled_from(["a", "b", "ä"]), st.uuids().map(str)),
+)
+
+
+@given(st.dictionaries(partitions, offsets), st.none() | notes)
+def test_offsets_survive_their_way_through_the_checkpoint_as_one_text(
+    given_: dict[TopicPartition, int], note: Note | None
+) -> None:
     """Spark compares offsets as text: the same offsets must always be the same text, whatever order they came in."""
-    text = json.dumps(to_checkpoint(given_))
-    assert from_checkpoint(json.loads(text)) == given_
-    assert json.dumps(to_checkpoint(dict(reversed(given_.items())))) == text
+    text = json.dumps(to_checkpoint(given_, note))
+    assert split_note(json.loads(text)) == (given_, note)
+    turned = note and Note(note.cluster, dict(reversed(note.start.items())), dict(reversed([*note.topic_ids.items()])))
+    assert json.dumps(to_checkpoint(dict(reversed(given_.items())), turned)) == text
+
+
+@given(st.dictionaries(partitions, offsets), notes)
+def test_other_readers_of_the_checkpoint_find_no_offset_in_the_note(
+    given_: dict[TopicPartition, int], note: Note
+) -> None:
+    """Spark's Kafka source reads a map of maps; the sink reads it for the consumer group."""
+    text = json.dumps(to_checkpoint(given_, note))
+    kafka = {
+        TopicPartition(topic, int(partition)): offset
+        for topic, partitions_ in json.loads(text).items()
+        for partition, offset in partitions_.items()
+    }
+    assert kafka == given_
+    ends = parse_ends(f"v1\n{{}}\n{text}")
+    assert ends == parse_ends(f"v2\n{{}}\n0:{text}")
+    assert merge_ends(ends) == given_
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", '{"cluster":"c"}', '{"cluster":"c","start":{"a":5},"topic_ids":{}}'])
+def test_a_note_that_cannot_be_read_is_refused(note: str) -> None:
+    """Offsets of the first micro-batch that are guessed would lose or repeat records."""
+    with pytest.raises(ConfigError, match=r"nothing was read\. Restore the file"):
+        split_note({"a": {"0": 5}, f"semel:{note}": {}})
+
+
+def test_fields_of_a_later_version_of_the_note_are_passed_over() -> None:
+    """So that a query can go back to this version."""
+    name = 'semel:{"cluster":"c","start":{"a":{"0":1}},"topic_ids":{},"later":[1]}'
+    assert split_note({name: {}}) == ({}, Note("c", {TopicPartition("a", 0): 1}, {}))
 
 
 def test_a_checkpoint_of_sparks_kafka_source_is_understood_and_its_like_is_written() -> None:
     """The format is that of Spark's Kafka source, down to the order of partition 10 after 9."""
     text = '{"orders":{"0":5,"9":1,"10":7}}'
-    read = from_checkpoint(json.loads(text))
+    read, note = split_note(json.loads(text))
+    assert note is None
     assert read[TopicPartition("orders", 10)] == 7
     assert json.dumps(to_checkpoint(read), separators=(",", ":")) == text
     assert parse_numbers("startingOffsets", text, -2, "") == read

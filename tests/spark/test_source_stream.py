@@ -26,7 +26,7 @@ def test_a_new_query_begins_with_what_is_new_or_where_it_is_told(world: World) -
     world.write(topic, "a")
     with world.transaction(topic, "b") as producer:
         with world.stream(topic, startingOffsets="latest") as query:
-            assert query.start().at == {topic: {"0": 1}}
+            assert query.start().offsets == {topic: {"0": 1}}
             assert query.step() == []
             producer.commit()
             world.write(topic, "c")
@@ -52,7 +52,7 @@ def test_open_transactions_hold_the_stream_back_and_nothing_is_lost_or_dirty(wor
         world.wait_stable(topic)
         assert query.values() == ["y"]
         assert query.step() == []
-        assert query.at == {topic: {"0": 5}}
+        assert query.offsets == {topic: {"0": 5}}
 
 
 def test_what_random_transactions_commit_arrives_once_whatever_the_limit(world: World, rng: random.Random) -> None:
@@ -105,7 +105,7 @@ def test_new_partitions_and_topics_are_read_from_their_first_record(world: World
         world.write("new-a", "a2", partition=2)
         world.write(world.topic(name="new-b"), "b0", "b1")
         assert sorted(query.values()) == ["a2", "b0", "b1"]
-        assert query.at == {"new-a": {"0": 1, "1": 0, "2": 1}, "new-b": {"0": 2}}
+        assert query.offsets == {"new-a": {"0": 1, "1": 0, "2": 1}, "new-b": {"0": 2}}
         assert query.step() == []
 
 
@@ -176,7 +176,8 @@ def test_available_now_ends_at_the_offsets_of_its_beginning(world: World) -> Non
         assert query.values() == ["d", "e"]
         done = query.at
         assert query.step() == []
-        assert query.at == done == {topic: {"0": 5, "1": 0}}
+        assert query.at == done
+        assert query.offsets == {topic: {"0": 5, "1": 0}}
     with world.stream(topic) as query:
         query.start(done)
         query.reader.prepareForTriggerAvailableNow()
@@ -190,7 +191,7 @@ def test_a_checkpoint_ahead_of_the_last_stable_offset_waits(world: World) -> Non
     with world.transaction(topic, "a", "b") as producer, world.stream(topic) as query:
         query.start({topic: {"0": 2}})
         assert query.step() == []
-        assert query.at == {topic: {"0": 2}}
+        assert query.offsets == {topic: {"0": 2}}
         world.write(topic, "c")
         producer.commit()
         world.wait_stable(topic)
@@ -198,14 +199,16 @@ def test_a_checkpoint_ahead_of_the_last_stable_offset_waits(world: World) -> Non
 
 
 def test_a_log_that_is_shorter_than_the_checkpoint_is_a_loss(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """The topic was deleted and made anew while the query was down: an error, or what there is with a warning."""
+    """The topic was deleted and created again while the query was down: an error, or what there is with a warning."""
     topic = world.topic()
     world.write(topic, "a", "b")
     with world.stream(topic) as query, pytest.raises(OffsetOutOfRange, match="at offset 9: the log ends at 2"):
         query.start({topic: {"0": 9}}).step()
     with world.stream(topic, failOnDataLoss="false") as query:
         assert query.start({topic: {"0": 9}}).values() == ["a", "b"]
-        assert "at offset 9: the log ends at 2, it was cut off or the topic was made anew" in caplog.text
+        assert (
+            "at offset 9: the log ends at 2, it was cut off, or the topic was deleted and created again" in caplog.text
+        )
         world.write(topic, "c")
         assert query.values() == ["c"]
 
@@ -231,7 +234,7 @@ def test_a_topic_deleted_under_the_query_is_a_loss(world: World, caplog: pytest.
         world.admin.delete_topics(doomed)
         world.write(kept, "b")
         assert query.values() == ["b"]
-        assert query.at == {kept: {"0": 1}}
+        assert query.offsets == {kept: {"0": 1}}
         world.write(kept, "c")
         began = time.monotonic()
         assert query.values() == ["c"]
@@ -250,7 +253,7 @@ def test_a_topic_made_anew_under_the_query_is_a_loss_even_if_it_has_grown_longer
         world.admin.delete_topics(topic)
         world.topic(name=topic)
         world.write(topic, *"xyz")
-        with pytest.raises(OffsetOutOfRange, match="the topic was deleted and made anew"):
+        with pytest.raises(OffsetOutOfRange, match="the topic was deleted and created again"):
             query.step()
 
 

@@ -10,21 +10,20 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import cast
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from standalone import Standalone, cluster_session, command_of, kill, standalone
+from standalone import EAGER_SPECULATION, Standalone, cluster_session, command_of, kill, standalone
+from stopped_worker import StoppedWorker
 from topic_contents import values
 
 import semel
 from semel.client.admin import Admin
-from semel.spark import failpoints
 from semel.spark.encode import SMALL_BYTES
 from semel.spark.progress import BatchProgress
 
@@ -34,6 +33,8 @@ pytestmark = [
 ]
 KILLS = int(os.environ.get("SEMEL_SPARK_CLUSTER_KILLS", "3"))
 RECORDS = int(os.environ.get("SEMEL_SPARK_CLUSTER_RECORDS", "100000"))
+POINT = "before_produce:4"
+"""In the middle of what a task writes."""
 _numbers = count()
 
 
@@ -45,14 +46,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 @pytest.fixture(scope="module")
 def spark(cluster: Standalone) -> Iterator[SparkSession]:
-    eager = {
-        "spark.speculation": "true",
-        "spark.speculation.interval": "200ms",
-        "spark.speculation.quantile": "0.5",
-        "spark.speculation.multiplier": "2",
-        "spark.speculation.minTaskRuntime": "3s",
-    }
-    session = cluster_session(cluster.url, **eager)
+    session = cluster_session(cluster.url, **EAGER_SPECULATION)
     yield session
     session.stop()
 
@@ -71,37 +65,6 @@ def numbers(spark: SparkSession, last: int) -> DataFrame:
 
 def expected(last: int) -> list[bytes]:
     return sorted(b"%d" % number for number in range(last))
-
-
-class StoppedWriter:
-    """Lets one Python worker stop in the midst of what it writes, and does something to it then."""
-
-    def __init__(self, spark: SparkSession, folder: Path, then: Callable[[int], object]) -> None:
-        self._environment = cast("dict[str, str]", spark.sparkContext.environment)
-        self._file = folder / "stopped"
-        self._then = then
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._is_over = threading.Event()
-        self.process = 0
-
-    def __enter__(self) -> StoppedWriter:
-        self._environment[failpoints.VARIABLE] = "before_produce:4"
-        self._environment[failpoints.STOP_VARIABLE] = str(self._file)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        del self._environment[failpoints.VARIABLE], self._environment[failpoints.STOP_VARIABLE]
-        self._is_over.set()
-        self._thread.join()
-        assert self.process, "no task got to the point at which it was to stop"
-
-    def _watch(self) -> None:
-        while not self._is_over.wait(0.02):
-            if self._file.exists() and (text := self._file.read_text()):
-                self.process = int(text)
-                self._then(self.process)
-                return
 
 
 def write(
@@ -124,7 +87,7 @@ def test_a_python_worker_that_dies_while_it_writes_is_followed_by_another(
     spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
 ) -> None:
     """E2: its task is run again within the same transaction, and goes on where the first attempt stood."""
-    with StoppedWriter(spark, tmp_path, kill):
+    with StoppedWorker(spark, tmp_path, POINT, kill):
         done = write(spark, bootstrap, topic)
     assert values(bootstrap, topic) == expected(4_000)
     assert done.attempts == 1
@@ -151,7 +114,7 @@ def test_an_executor_that_dies_while_it_writes_takes_encoded_data_with_it(
     shuffled: bool,
 ) -> None:
     """E2: Spark computes the lost blobs anew; if they differ, they are not mixed with what was written before."""
-    with StoppedWriter(spark, tmp_path, lambda process: kill(cluster.executor_of(process))):
+    with StoppedWorker(spark, tmp_path, POINT, lambda process: kill(cluster.executor_of(process))):
         done = write(spark, bootstrap, topic, shuffled=shuffled)
     if shuffled:
         assert done.attempts > 1, "nothing was computed anew"
@@ -165,7 +128,7 @@ def test_a_slow_task_is_overtaken_by_its_twin_and_can_do_no_harm_when_it_wakes(
     spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
 ) -> None:
     """E2: speculation starts a second attempt; the first, if Spark has let it live, wakes up after the commit."""
-    with StoppedWriter(spark, tmp_path, lambda process: None) as slow:
+    with StoppedWorker(spark, tmp_path, POINT, lambda process: None) as slow:
         done = write(spark, bootstrap, topic)
     assert done.attempts == 1
     if command_of(slow.process):

@@ -54,14 +54,17 @@ class Query:
     folder: Path
     origin: str
 
-    def run(self) -> None:
-        done = subprocess.run(
-            [sys.executable, str(DRIVER), self.server, self.bootstrap, str(self.folder), self.origin],
+    def start(self, *more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(DRIVER), self.server, self.bootstrap, str(self.folder), self.origin, *more],
             capture_output=True,
             text=True,
             timeout=300,
         )
-        assert done.returncode == 0, done.stderr[-3000:]
+
+    def run(self) -> None:
+        done = self.start()
+        assert done.returncode == 0, f"{done.stderr[:3000]} ... {done.stderr[-1000:]}"
 
     def check_replay(self, batches: int) -> None:
         """Every record is there once, and still is when the last micro-batch was run again."""
@@ -100,3 +103,8 @@ def test_a_query_from_files_through_spark_connect_is_written_once(server: str, b
     query.run()
     query.check_replay(batches=2)
     assert values(bootstrap, "jobs") == sorted(b"%d" % number for number in range(RECORDS))
+    written = values(bootstrap, "out")
+    mistaken = query.start(str(tmp_path / "checkpoint"))
+    assert mistaken.returncode != 0
+    assert "has completed batch 0 already" in mistaken.stderr, "the checkpoint of another query is refused"
+    assert values(bootstrap, "out") == written

@@ -7,11 +7,8 @@ be what the input says: nothing lost, nothing twice, no batch in one topic alone
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from driver_groups import run_driver
 from kill_driver import KINDS, WRITTEN_BY_TASKS
 from kill_feed import ROWS, Feed, KafkaFeed, expected
 from topic_contents import group_offsets, values
 
 from semel.broker.process import Broker
 from semel.client.admin import Admin
-from semel.spark.failpoints import GROUP_VARIABLE, POINTS, VARIABLE
+from semel.spark.failpoints import POINTS
 from semel.testing.apache_kafka import ApacheKafka
 
 pytestmark = pytest.mark.chaos
@@ -69,49 +67,11 @@ class Drivers:
             "rows": ROWS,
             "java": [] if kill_at and not self.archive.exists() else [f"-XX:{use}={self.archive}", "-Xlog:cds=off"],
         }
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-        environment.pop(VARIABLE, None)
-        if kill_at is not None:
-            environment[VARIABLE] = kill_at
-        starter = (
-            "import os, sys; os.environ[sys.argv[1]] = str(os.getpid()); "
-            "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
-        )
-        driver = str(Path(__file__).parent / "kill_driver.py")
-        with (self.folder / "driver.log").open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-c", starter, GROUP_VARIABLE, driver, json.dumps(told)],
-                env=environment,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        try:
-            ended = process.wait(300)
-            wait_gone(process.pid, 60)
-            return ended
-        finally:
-            if is_there(process.pid):
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        driver = Path(__file__).parent / "kill_driver.py"
+        return run_driver(driver, told, self.folder / "driver.log", kill_at=kill_at)
 
     def log(self) -> str:
         return (self.folder / "driver.log").read_text()[-3000:]
-
-
-def is_there(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def wait_gone(group: int, seconds: float) -> None:
-    """The JVM outlives its driver for a moment."""
-    deadline = time.monotonic() + seconds
-    while is_there(group) and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

@@ -22,15 +22,18 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryListener
+from sink_scene import expected, fill, numbers, stream
 from spark_sessions import small_spark
 from topic_contents import contents, group_offsets, values
 
 import semel
 from semel.broker.process import Broker
 from semel.client.admin import Admin
-from semel.errors import ConfigError, KafkaError, UnknownTopic
+from semel.errors import ConfigError, UnknownTopic
 from semel.spark import failpoints
 from semel.spark.feeding import feeding, feeding_few, settings
+from semel.spark.options import make_options
+from semel.spark.owner import PipelineOwner
 from semel.spark.progress import IN_SPARKS_PROGRESS, BatchProgress
 from semel.spark.rows import encode_in_plan
 from semel.spark.spool import SpoolReader
@@ -60,26 +63,6 @@ def topic(bootstrap: str) -> str:
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.create_topics(name, partitions=3)
     return name
-
-
-def numbers(spark: SparkSession, first: int, last: int) -> DataFrame:
-    return spark.range(first, last, 1, 3).selectExpr("cast(id % 5 as string) key", "cast(id as string) value")
-
-
-def expected(first: int, last: int) -> list[bytes]:
-    return sorted(b"%d" % number for number in range(first, last))
-
-
-def fill(spark: SparkSession, folder: Path, files: int, *, first: int = 0, rows: int = 40) -> None:
-    """Input that can be read again: a file for each micro-batch."""
-    for number in range(first, first + files):
-        rows_of_file = spark.range(number * rows, (number + 1) * rows).coalesce(1)
-        rows_of_file.selectExpr("id").write.mode("append").parquet(str(folder))
-
-
-def stream(spark: SparkSession, folder: Path) -> DataFrame:
-    source = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(str(folder))
-    return source.selectExpr("cast(id % 5 as string) key", "cast(id as string) value")
 
 
 def write_whole_stream(
@@ -210,7 +193,8 @@ def test_a_listener_of_sparks_sees_what_each_batch_was_and_took(
     if spark.version.startswith("3."):
         wanted = [{}, {}]
     assert [{name: times[name] for name in IN_SPARKS_PROGRESS if name in times} for times in listener.times] == wanted
-    assert listener.observed == [{"records": batch.records, "bytes": batch.bytes} for batch in seen]
+    names = ("records", "bytes", "dead_letters")
+    assert listener.observed == [{name: getattr(batch, name) for name in names} for batch in seen]
     assert len(seen) == 2
     assert all(batch.encode_ms > 0 and batch.records == 40 and batch.bytes > 200 for batch in seen)
 
@@ -314,7 +298,7 @@ def test_input_offsets_from_a_kafka_source_show_as_lag(
 ) -> None:
     """E5: a group of the pipeline's name has the offsets, found in Spark's own offset log."""
     fill(spark, tmp_path / "in", 1)
-    sink = semel.KafkaSink(name=topic, bootstrap=bootstrap, topic=topic)
+    sink = semel.KafkaSink(name=topic, bootstrap=bootstrap, topic=topic, group=topic)
     checkpoint = tmp_path / "checkpoint"
 
     def call(df: DataFrame, batch_id: int) -> None:
@@ -343,7 +327,7 @@ def test_a_checkpoint_that_is_older_than_the_output_is_refused(
     """E2: after a restore from a copy Spark may cut its input otherwise and repeat some; a new checkpoint is fine."""
     fill(spark, tmp_path / "in", 3)
 
-    def run(checkpoint: Path) -> None:
+    def run(checkpoint: Path, resume: Any = None) -> None:
         semel.write_stream(
             stream(spark, tmp_path / "in"),
             name=topic,
@@ -351,6 +335,7 @@ def test_a_checkpoint_that_is_older_than_the_output_is_refused(
             topic=topic,
             checkpoint=str(checkpoint),
             trigger={"availableNow": True},
+            resume=resume,
         ).awaitTermination()
 
     run(tmp_path / "checkpoint")
@@ -361,7 +346,7 @@ def test_a_checkpoint_that_is_older_than_the_output_is_refused(
     with pytest.raises(StreamingQueryException, match="the checkpoint is older than the output"):
         run(tmp_path / "checkpoint")
     assert values(bootstrap, topic) == expected(0, 120)
-    run(tmp_path / "another checkpoint")
+    run(tmp_path / "another checkpoint", resume="checkpoint")
     assert values(bootstrap, topic) == sorted(2 * expected(0, 120))
 
 
@@ -369,23 +354,15 @@ def test_the_older_of_two_queries_stops_and_nothing_is_repeated(
     spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
 ) -> None:
     """E2: a zombie driver's next batch fails with one sentence."""
-    fill(spark, tmp_path / "in", 1)
+    fill(spark, tmp_path / "in", 2)
 
-    older = semel.KafkaSink(name=topic, bootstrap=bootstrap, topic=topic)
-    older.open()
-    newer = semel.KafkaSink(name=topic, bootstrap=bootstrap, topic=topic)
-    newer.open()
-    query = (
-        stream(spark, tmp_path / "in")
-        .writeStream.foreachBatch(older)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
+    def overtaken(progress: BatchProgress) -> None:
+        options = make_options(name=topic, bootstrap=bootstrap, topic=None, settings=None, more_settings={})
+        PipelineOwner(options, topic).close()
+
     with pytest.raises(StreamingQueryException, match=f"Another run of pipeline '{topic}' has taken over"):
-        query.awaitTermination()
-    newer.close()
-    assert values(bootstrap, topic, committed=False) == []
+        write_whole_stream(spark, bootstrap, topic, tmp_path, on_progress=overtaken)
+    assert values(bootstrap, topic, committed=False) == expected(0, 40)
 
 
 def test_mistakes_are_found_before_the_first_batch(
@@ -403,8 +380,12 @@ def test_mistakes_are_found_before_the_first_batch(
         semel.write_stream(good.select(F.lit(1).cast("long").alias("value")), topic=topic, **common)
     with pytest.raises(UnknownTopic, match="not-there"):
         semel.write_stream(good, topic="not-there", **common)
-    with pytest.raises(KafkaError, match=r"transaction\.max\.timeout\.ms"):
+    with pytest.raises(ConfigError, match=r"transaction\.max\.timeout\.ms"):
         semel.write_stream(good, topic=topic, transaction_timeout_ms=2_000_000_000, **common)
+    with pytest.raises(ConfigError, match=r'trigger=\{"processingTime": "10 seconds"\}'):
+        semel.write_stream(good, topic=topic, trigger=cast(Any, "10 seconds"), **common)
+    with pytest.raises(ConfigError, match="resume='again' is not understood"):
+        semel.write_stream(good, topic=topic, resume="again", **common)
     with pytest.raises(ConfigError, match="Real-Time Mode"):
         semel.write_stream(good, topic=topic, trigger={"realTime": "5 minutes"}, **common)
     with pytest.raises(ConfigError, match=r"Use semel\.write_batch"):
@@ -441,9 +422,8 @@ def test_a_worker_that_dies_while_it_writes_is_followed_by_another_that_goes_on(
 
 def test_a_sink_can_be_pickled_with_what_it_was_told_and_without_connections(bootstrap: str, topic: str) -> None:
     """E4: Spark Connect runs it in another process."""
-    seen: list[BatchProgress] = []
-    sink = semel.KafkaSink(name=topic, bootstrap=bootstrap, topic=topic, on_progress=seen.append)
-    sink.open()
-    copy = pickle.loads(pickle.dumps(semel.KafkaSink(name=topic, bootstrap=bootstrap, topic=topic)))
+    sink = semel.KafkaSink(name=topic, bootstrap=bootstrap, topic=topic)
+    sink.check()
+    copy = pickle.loads(pickle.dumps(sink))
     assert copy.options == sink.options
     sink.close()

@@ -188,3 +188,72 @@ def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_pat
     os.utime(folder, (long_ago, long_ago))
     remove_leftovers(tmp_path)
     assert not folder.exists()
+
+
+def old_folder(parent: Path, name: str = "semel-spool-other") -> Path:
+    folder = parent / name
+    folder.mkdir()
+    return folder
+
+
+def age(folder: Path) -> None:
+    long_ago = time.time() - HOUR_S
+    os.utime(folder, (long_ago, long_ago), follow_symlinks=False)
+
+
+def test_a_pipe_in_place_of_the_lock_does_not_hold_up_a_driver(tmp_path: Path) -> None:
+    """Anybody can put one into the folder for temporary files; opening it would wait for ever."""
+    folder = old_folder(tmp_path)
+    os.mkfifo(folder / "in-use")
+    age(folder)
+    cleaner = (
+        f"from semel.spark.spool import remove_leftovers as r; from pathlib import Path; r(Path({str(tmp_path)!r}))"
+    )
+    subprocess.run([sys.executable, "-c", cleaner], check=True, timeout=60)
+    assert folder.exists()
+
+
+def test_links_are_not_followed_when_leftovers_are_removed(tmp_path: Path) -> None:
+    """Neither a link as the folder nor one as the lock leads to a file elsewhere being made or removed."""
+    victim, target = tmp_path / "victim", tmp_path / "made-by-a-link"
+    victim.mkdir()
+    (victim / "precious").write_text("kept")
+    age(victim)
+    (tmp_path / "semel-spool-link").symlink_to(victim)
+    age(tmp_path / "semel-spool-link")
+    with_link = old_folder(tmp_path)
+    (with_link / "in-use").symlink_to(target)
+    (with_link / "inside").symlink_to(victim)
+    age(with_link)
+    remove_leftovers(tmp_path)
+    assert [path.name for path in victim.iterdir()] == ["precious"]
+    assert not target.exists()
+    (with_link / "in-use").unlink()
+    age(with_link)
+    remove_leftovers(tmp_path)
+    assert not with_link.exists(), "an old folder without a lock is one that a process died with"
+    assert (victim / "precious").exists()
+
+
+def test_the_folders_of_another_user_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a driver that could remove them: whose they are is not known from their name."""
+    folder = old_folder(tmp_path)
+    age(folder)
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    remove_leftovers(tmp_path)
+    assert folder.exists()
+    assert not list(folder.iterdir()), "not even a lock is put there"
+    monkeypatch.undo()
+    remove_leftovers(tmp_path)
+    assert not folder.exists()
+
+
+def test_a_folder_that_somebody_else_has_put_in_the_place_of_ours_gets_no_data(tmp_path: Path) -> None:
+    """A system that cleans up after days gives the name free, and the data is for nobody else."""
+    with batch_folder(str(tmp_path)) as first:
+        home = Path(first).parent
+    shutil.rmtree(home)
+    (home / "kept").mkdir(parents=True)
+    with batch_folder(str(tmp_path)) as second:
+        assert Path(second).parent != home

@@ -9,10 +9,11 @@ import pandas as _pandas
 import pyspark.worker as _worker
 from pyspark import daemon
 
+from semel.bridges import spark_staging as _staging
 from semel.spark import encode as _encode
 from semel.spark import write as _write
 
-LOADED = (_pandas, _worker, _encode, _write)
+LOADED = (_pandas, _worker, _encode, _staging, _write)
 
 if __name__ == "__main__":
     daemon.manager()

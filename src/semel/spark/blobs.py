@@ -37,12 +37,14 @@ BLOB_SCHEMA: Final = pa.schema(
         ("file", pa.string()),  # where the data is instead, if driver and tasks share a machine
         ("at", pa.int64()),
         ("input_bytes", pa.int64()),  # of the rows that were encoded together, with the first blob of them
+        ("dead_letters", pa.int32()),  # how many of the records are dead letters: all, or none
+        ("example", pa.string()),  # what is wrong with one of them
         ("error", pa.binary()),
     ]
 )
 BLOB_DDL: Final = (
     "slot int, topic string, partition int, map int, number int, digest long, records int, bytes int, data binary, "
-    "is_small boolean, file string, at long, input_bytes long, error binary"
+    "is_small boolean, file string, at long, input_bytes long, dead_letters int, example string, error binary"
 )
 
 
@@ -71,6 +73,10 @@ class Manifest:
     input_bytes: int = 0
     """As rows in Arrow's form."""
     blob_bytes_max: int = 0
+    dead_letters: int = 0
+    """So many of the records go to the dead-letter topic."""
+    example: str | None = None
+    """What is wrong with the first of them."""
 
     @property
     def blobs(self) -> int:
@@ -88,6 +94,8 @@ def read_manifest(rows: Iterable[Any]) -> Manifest:
         manifest.records += row.records
         manifest.bytes += row.bytes
         manifest.input_bytes += row.input_bytes
+        manifest.dead_letters += row.dead_letters or 0
+        manifest.example = manifest.example or row.example
         manifest.blob_bytes_max = max(manifest.blob_bytes_max, row.bytes)
     for named, partition in manifest.partitions.items():
         if partition.records >= SEQUENCES:
@@ -184,7 +192,9 @@ def _binary_array(pieces: list[bytes | memoryview | None]) -> pa.Array:
     given = [piece for piece in pieces if piece is not None]
     if not given:
         return pa.nulls(len(pieces), pa.binary())
-    assert len(given) == len(pieces), "a task has all of its data in files, or none"
+    if len(given) < len(pieces):
+        # Only an error has no data beside blobs that have: nothing of them will be written.
+        return pa.array([None if piece is None else bytes(piece) for piece in pieces], pa.binary())
     ends = [0]
     for piece in given:
         ends.append(ends[-1] + len(piece))

@@ -36,6 +36,11 @@ def record_columns(schema: StructType, topic: str | None) -> list[str]:
         raise ConfigError(
             "No topic was given and the DataFrame has no column `topic`; nothing was written. Pass topic=, or add one."
         )
+    if topic is None and "offset" in types:
+        raise ConfigError(
+            "The DataFrame still has the columns of Kafka's source, so `topic` says where rows came from, and they "
+            "would go back there; nothing was written. Pass topic=, or select the columns to write."
+        )
     for name, allowed in _TYPES.items():
         if name in types and types[name] not in allowed:
             raise ConfigError(

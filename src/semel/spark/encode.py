@@ -10,19 +10,23 @@ import random
 import secrets
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
 
+from semel.client.cluster import Cluster
 from semel.client.config import ProducerConfig
 from semel.client.routing import encode_for_partitions
 from semel.client.settings import parse_config
+from semel.client.topic_rules import TopicLookup
 from semel.errors import SemelError
 from semel.records import EncodedBatch, StickyPartitioner
 from semel.spark.blobs import Slots, blob_batch, pack_error
 from semel.spark.connections import shared_cluster
+from semel.spark.dead_letters import DeadLetterTerms
+from semel.spark.row_sorting import Sorter, explain
 from semel.spark.spool import SpoolFailed, SpoolFile
 from semel.spark.workers import ease_worker, read_promptly
 
@@ -46,7 +50,7 @@ _YIELD_BYTES: Final = 1024 * 1024
 class Encode:
     """The function for `mapInArrow`: tables of rows in, blobs out."""
 
-    settings: Mapping[str, object]
+    settings: Mapping[str, object] = field(repr=False)
     topic: str | None
     partition_counts: Mapping[str, int]
     """Of the topics that the driver knows; others are asked for."""
@@ -56,6 +60,8 @@ class Encode:
     spool: str | None = None
     """A folder that the driver can read."""
     buffer_bytes: int = BUFFER_BYTES
+    dead_letters: DeadLetterTerms | None = None
+    """Without it a row that cannot be written is an error."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -87,17 +93,35 @@ class Encode:
     def _rows(self, batches: Iterator[pa.RecordBatch], map_task: int) -> Iterator[dict[str, Any]]:
         config = parse_config(self.settings).producer
         # Without a key a record may go anywhere, yet a repeat of this task should send it to the same place.
-        sticky = StickyPartitioner(random.Random(f"{self.seed}-{map_task}"), batch_bytes=config.batch_bytes)
+        seed = f"{self.seed}-{map_task}"
+        sticky = StickyPartitioner(random.Random(seed), batch_bytes=config.batch_bytes)
+        sorter = self._sorter(config, sticky, seed)
         number = 0
         for table in gather(batches, self.buffer_bytes):
             input_bytes = table.nbytes
             try:
-                for topic, partition, batch in self._encode_table(table, config, sticky):
-                    yield self._row(topic, partition, map_task, number, batch) | {"input_bytes": input_bytes}
+                encoded = self._encode_table(table, config, sticky) if sorter is None else sorter.encode(table)
+                for topic, partition, batch in encoded:
+                    row = self._row(topic, partition, map_task, number, batch) | {"input_bytes": input_bytes}
+                    if sorter is not None and topic == sorter.terms.topic:
+                        row |= {"dead_letters": batch.record_count, "example": sorter.example}
+                    yield row
                     number, input_bytes = number + 1, 0
             except SemelError as error:
-                yield _failure(error, map_task, number)
+                yield _failure(error if sorter else self._explain(error, table, config), map_task, number)
                 return
+
+    def _sorter(self, config: ProducerConfig, sticky: StickyPartitioner, seed: str) -> Sorter | None:
+        if self.dead_letters is None:
+            return None
+        return Sorter(self.dead_letters, self.topic, self._cluster, config, sticky, self.now_ms, seed)
+
+    def _explain(self, error: SemelError, table: pa.Table, config: ProducerConfig) -> SemelError:
+        # What is not there has been waited for already.
+        return explain(error, table, self.topic, TopicLookup(self._cluster, missing_patience_ms=0), config)
+
+    def _cluster(self) -> Cluster:
+        return shared_cluster(self.settings)
 
     def _spooled(self, rows: Iterator[dict[str, Any]], map_task: int) -> list[Mapping[str, Any]]:
         """The rows, with their data in a file."""
@@ -129,7 +153,7 @@ class Encode:
 
     def _partition_count(self, topic: str) -> int:
         known = self.partition_counts.get(topic)
-        return len(shared_cluster(self.settings).leaders(topic)) if known is None else known
+        return len(self._cluster().leaders(topic)) if known is None else known
 
     def _row(self, topic: str, partition: int, map_task: int, number: int, batch: EncodedBatch) -> dict[str, Any]:
         return {

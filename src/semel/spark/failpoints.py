@@ -34,9 +34,22 @@ POINTS: Final = (
     "before_return",
 )
 
+DATABASE_POINTS: Final = (
+    "before_ledger",
+    "before_load",
+    "after_load",
+    "after_stage",
+    "after_lock",
+    "after_merge",
+    "before_commit",
+    "after_commit",
+    "before_return",
+)
+"""The same for a sink that writes to a database. Tasks with much data get to the second and third."""
+
 _name, _count, _pipeline = [*os.environ.get(VARIABLE, "").split(":", 2), "", ""][:3]
 _left = int(_count or 1)
-if _name and _name not in POINTS:
+if _name and _name not in (*POINTS, *DATABASE_POINTS):
     raise ConfigError(f"{VARIABLE} names the point {_name!r}, and there is none of that name: unset it.")
 
 

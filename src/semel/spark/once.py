@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -29,9 +29,12 @@ from semel.errors import (
     TransactionAborted,
 )
 from semel.spark.blobs import BLOB_SCHEMA, Manifest, Piece, Slots, read_manifest, read_pieces, unpack_error
+from semel.spark.dead_letters import DeadLetterTerms, check_count, make_terms, refused_for_size
 from semel.spark.encode import Encode
 from semel.spark.failpoints import reach
 from semel.spark.feeding import feeding, feeding_few
+from semel.spark.input_offsets import Input
+from semel.spark.lag import LagRefused
 from semel.spark.ledger import Entry
 from semel.spark.options import SinkOptions
 from semel.spark.owner import PipelineFenced, PipelineOwner
@@ -85,14 +88,19 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class OneWrite:
-    """What is to be written once."""
+    """One micro-batch or job, to be written in a single transaction."""
 
     options: SinkOptions
     owner: PipelineOwner
     rows: Rows
+    topic: str | None
+    """None if the rows name their topics."""
+    topics: Sequence[str]
+    """All topics that the program names, also those in a column that was made of them."""
     entry: Entry
-    offsets: Mapping[TopicPartition, int]
     progress: BatchProgress
+    batch_input: Input | None = None
+    """None for a job."""
     row_bytes: float | None = None
     """How long the rows of this pipeline are on the average, if that is known."""
 
@@ -106,7 +114,7 @@ class OneWrite:
                         encoded = self._encode(blobs, encode)
                         reach("after_encode", self.options.name)
                     try:
-                        return self._write(encoded, attempt)
+                        return self._write_with_lag(encoded, attempt)
                     except SemelError as error:
                         if not _is_curable(error) or attempt == self.options.attempts:
                             raise self._explain(error, attempt) from error
@@ -138,6 +146,8 @@ class OneWrite:
         )
 
     def _explain(self, error: SemelError, attempt: int) -> SemelError:
+        if isinstance(error, KafkaError) and error.code == ErrorCode.message_too_large:
+            return refused_for_size(error, self.options)
         if isinstance(error, PipelineFenced | CommitUnknown) or attempt == 1:
             return error
         return WriteFailed(
@@ -150,17 +160,20 @@ class OneWrite:
 
     def _encoder(self, spool: str | None) -> Encode:
         """What encodes this micro-batch, each time in the same way."""
-        topic = self.options.topic
-        counts = {} if topic is None else {topic: self.owner.partition_count(topic)}
+        counts = {topic: self.owner.partition_count(topic) for topic in self.topics}
         return Encode(
             self.options.settings,
-            topic,
+            self.topic,
             counts,
             Slots.make(self._writers(counts)),
             int(time.time() * 1000),
             f"{self.options.name}-{self.progress.batch_id}-{self.progress.job_id}",
             spool,
+            dead_letters=self._dead_letter_terms(),
         )
+
+    def _dead_letter_terms(self) -> DeadLetterTerms | None:
+        return make_terms(self.options, self.owner.cluster, self.topics, self.progress.batch_id, self.progress.job_id)
 
     def _encode(self, blobs: DataFrame, encode: Encode) -> Encoded:
         """Run the user's plan once, and keep what comes out of it as blobs: with Spark, or in files."""
@@ -178,6 +191,7 @@ class OneWrite:
             with feeding(self.rows.df, self.row_bytes, self.options.producer_config.request_bytes_max):
                 collected = found.collect()
             manifest = read_manifest(collected)
+            check_count(manifest, encode.dead_letters)
             pieces = None if self.options.writers is not None else read_pieces(collected)
         except BaseException:
             if is_kept:
@@ -199,21 +213,34 @@ class OneWrite:
 
     # -- stage 2 ---------------------------------------------------------------------------------------------------
 
+    def _write_with_lag(self, encoded: Encoded, attempt: int) -> BatchProgress:
+        try:
+            return self._write(encoded, attempt)
+        except LagRefused as error:
+            self.owner.lag.switch_off(error, self.progress.batch_id)
+            return self._write(encoded, attempt)
+
     def _write(self, encoded: Encoded, attempt: int) -> BatchProgress:
         """One transaction, from its beginning to its end."""
+        # Asked for before the transaction is open: a topic that has gone must not hold it up.
+        offsets = {}
+        if self.batch_input is not None:
+            offsets = self.owner.lag.offsets(self.rows.df, self.batch_input, self.owner.cluster)
         opened = time.monotonic()
         shared = self.owner.begin()
         try:
             stored = self._write_blobs(encoded, shared)
             written = time.monotonic()
-            entry = replace(self.entry, records=encoded.manifest.records, at_ms=int(time.time() * 1000))
-            self.owner.settle(stored, entry, self.offsets)
+            records = self.entry.records + encoded.manifest.records
+            entry = replace(self.entry, records=records, at_ms=int(time.time() * 1000))
+            self.owner.settle(stored, entry, offsets)
         except BaseException as error:
             self._abort_after(error)
             raise
         done = replace(
             self.progress,
             records=encoded.manifest.records,
+            dead_letters=encoded.manifest.dead_letters,
             input_bytes=encoded.manifest.input_bytes,
             bytes=encoded.manifest.bytes,
             partitions=len(encoded.manifest.partitions),
@@ -294,11 +321,11 @@ def check_stored(stored: list[Stored], manifest: Manifest) -> list[Stored]:
 
 
 def _is_curable(error: SemelError) -> bool:
-    """Whether the same data under a new epoch may fare better.
+    """Whether the same data under a new epoch may be written.
 
     A task that was told that it is fenced may only have been late; whether the pipeline is, the abort has found out.
     """
-    if isinstance(error, PipelineFenced):
+    if isinstance(error, PipelineFenced | LagRefused):
         return False
     if isinstance(error, TransactionAborted | BrokerUnreachable | ConnectionLost | RequestTimedOut):
         return True

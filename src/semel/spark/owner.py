@@ -10,7 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from typing import Final
 
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
@@ -20,15 +20,20 @@ from semel.client.sender import Stored
 from semel.client.settings import parse_config
 from semel.client.shared import SharedTransaction, SharedWriter
 from semel.client.transaction_state import State
-from semel.errors import CommitUnknown, Fenced, NotAuthorized, TransactionAborted
+from semel.errors import CommitUnknown, Fenced, KafkaError, NotAuthorized, TransactionAborted
 from semel.spark import failpoints
 from semel.spark.blobs import Piece
-from semel.spark.ledger import Entry, Ledger
+from semel.spark.lag import Lag
+from semel.spark.ledger import Entry, Ledger, query_key, sign
 from semel.spark.options import SinkOptions
 from semel.wire import ErrorCode
 
 MUCH_BYTES = 4 * 1024 * 1024
 """From here on a second connection is worth a thread. Tests make it less."""
+
+JOBS_KEPT_DAYS: Final = 400
+"""How long the ledger remembers a job: longer than a year, so that last year's job of the same day is still known."""
+_FORGOTTEN_AT_ONCE: Final = 100
 
 
 class PipelineFenced(Fenced):
@@ -45,10 +50,15 @@ def fenced(name: str) -> PipelineFenced:
 
 
 class PipelineOwner:
-    """Owns the transactions of a pipeline (`key` is its name) or of one job (`key` is name/job_id)."""
+    """Owns the transactions of a pipeline (`key` is its name) or of one job (`key` is name/job_id).
 
-    def __init__(self, options: SinkOptions, key: str) -> None:
+    `others` are names that the same query had before. Any run that still uses them is fenced, so that no
+    two runs of one query can both commit.
+    """
+
+    def __init__(self, options: SinkOptions, key: str, others: Collection[str] = ()) -> None:
         self._options = options
+        self.lag = Lag(options)
         self._reach("before_ledger")
         make_cluster = failpoints.WatchedCluster if os.environ.get(failpoints.VARIABLE) else Cluster
         self._producer = Producer({**options.settings, "transactional.id": key}, make_cluster=make_cluster)
@@ -57,14 +67,42 @@ class PipelineOwner:
         self._cluster_beside: Cluster | None = None
         if isinstance(self._producer.cluster, failpoints.WatchedCluster):
             self._producer.cluster.pipeline = options.name
+        self._of_queries: dict[str, Entry | None] = {}
         try:
-            self._ledger = Ledger(self._producer.cluster, options.ledger, key)
+            for other in sorted(others):
+                self._fence(other)
+            self._ledger = Ledger(self._producer.cluster, options.ledger)
             self._ledger.ensure()
-            self.committed: Entry | None = self._ledger.read()
+            self.committed: Entry | None = self._ledger.read(key)
+            """What the pipeline or job committed last."""
         except BaseException:
             self.close()
             raise
-        self._topics: set[str] = set()
+        self._key = key
+
+    def committed_of(self, query: str) -> Entry | None:
+        """What a query committed last, also if it did so under another name.
+
+        The query's own record comes first: the record of this name may be older, if the query had another name since.
+        """
+        if query not in self._of_queries:
+            mine = self._ledger.read(query_key(query))
+            if mine is None and self.committed is not None and self.committed.query == query:
+                mine = self.committed  # from a release that had one record for each pipeline
+            self._of_queries[query] = mine
+        return self._of_queries[query]
+
+    def _fence(self, other: str) -> None:
+        try:
+            with Producer({**self._options.settings, "transactional.id": other}):
+                return
+        except NotAuthorized as error:
+            raise NotAuthorized(
+                f"This query ran as pipeline {other!r} before, and this user may not use that transactional id, so a "
+                f"run under the old name could not be stopped. Nothing was written. Grant WRITE on it, or keep "
+                f"name={other!r}.",
+                code=error.code,
+            ) from error
 
     def close(self) -> None:
         self._producer.cluster.close()
@@ -128,30 +166,47 @@ class PipelineOwner:
             return writer.flush()
 
     def settle(self, stored: Collection[Stored], entry: Entry, offsets: Mapping[TopicPartition, int]) -> None:
-        """Everything is written: add the ledger's record and the input offsets, and commit.
+        """Everything is written: add the ledger's records and the input offsets, and commit.
 
         Returns when it is committed, whatever happened to answers on the way; raises if it is aborted or must be.
         """
         try:
             self._producer.adopt(stored)
             self._reach("after_last_produce")
-            value = self._ledger.record(entry, self._producer.identity)
-            self._producer.send(self._ledger.topic, value, key=self._ledger.key, partition=self._ledger.partition)
+            signed = sign(entry, self._producer.identity)
+            self._send_entry(self._key, signed)
+            if entry.query:
+                self._send_entry(query_key(entry.query), signed)
+            else:
+                self._forget_old_jobs(signed)
             self._producer.flush()
             self._reach("after_ledger_record")
-            here = self._of_this_cluster(offsets)
-            if here:
-                self._producer.send_offsets(here, self._options.group or self._options.name)
+            if offsets and self._options.group is not None:
+                self._send_offsets(offsets, self._options.group)
             self._reach("after_offsets")
             self._commit()
         except Fenced as error:
             raise self._explain(error) from error
         self._reach("after_end_answered")
-        self.committed = replace(
-            entry,
-            producer_id=self._producer.identity.producer_id,
-            producer_epoch=self._producer.identity.producer_epoch,
-        )
+        self.committed = signed
+        self._of_queries[entry.query] = signed
+
+    def _send_entry(self, key: str, entry: Entry | None) -> None:
+        place = self._ledger.place(key)
+        value = None if entry is None else entry.encode()
+        self._producer.send(place.topic, value, key=key.encode(), partition=place.partition)
+
+    def _forget_old_jobs(self, entry: Entry) -> None:
+        """The ledger would grow for ever with jobs that nobody runs again."""
+        oldest_ms = entry.at_ms - JOBS_KEPT_DAYS * 24 * 3600 * 1000
+        for key in self._ledger.jobs_before(self._key, self._options.name, oldest_ms)[:_FORGOTTEN_AT_ONCE]:
+            self._send_entry(key, None)
+
+    def _send_offsets(self, offsets: Mapping[TopicPartition, int], group: str) -> None:
+        try:
+            self._producer.send_offsets(offsets, group)
+        except KafkaError as error:
+            raise self.lag.explain(error) from error
 
     def _commit(self) -> None:
         try:
@@ -173,22 +228,17 @@ class PipelineOwner:
         except Fenced as error:
             raise self._explain(error) from error
 
-    def _of_this_cluster(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Input of another cluster cannot be in a transaction of this one."""
-        if not {named.topic for named in offsets} <= self._topics:
-            self._topics = set(Admin(self._producer.cluster).list_topics(include_internal=True))
-        return {named: offset for named, offset in offsets.items() if named.topic in self._topics}
-
     def partition_count(self, topic: str) -> int:
         return len(self._producer.cluster.leaders(topic))
 
-    def check_writable(self, topic: str) -> None:
-        """Find out before the first row is computed that a topic is missing, or closed to this user."""
-        if not Admin(self._producer.cluster).may_write(topic):
-            raise NotAuthorized(
-                f"This user may not write to topic {topic!r}; nothing was computed or written. Grant WRITE on it.",
-                code=ErrorCode.topic_authorization_failed,
-            )
+
+def check_writable(cluster: Cluster, topic: str) -> None:
+    """Find out before the first row is computed that a topic is missing, or closed to this user."""
+    if not Admin(cluster).may_write(topic):
+        raise NotAuthorized(
+            f"This user may not write to topic {topic!r}; nothing was computed or written. Grant WRITE on it.",
+            code=ErrorCode.topic_authorization_failed,
+        )
 
 
 def share_out(pieces: Collection[Piece]) -> tuple[list[Piece], list[Piece]]:

@@ -35,14 +35,22 @@ class BatchProgress:
     """None for a job."""
     job_id: str | None = None
     records: int = 0
+    """Everything that was written, one for each row, dead letters among them."""
+    dead_letters: int = 0
+    """Rows that could not be written and went to the dead-letter topic instead."""
+    deleted: int = 0
+    """Rows of a database's table that were deleted."""
+    repeats: int = 0
+    """Rows whose event id the database had already, so that they were not written."""
     input_bytes: int = 0
     """The rows in Arrow's form, as the sink got them."""
     bytes: int = 0
     """Encoded and compressed, as they went over the wire."""
     partitions: int = 0
     encode_ms: int = 0
-    """The user's own computing, and turning its rows into record batches."""
+    """The user's own computing, and turning its rows into record batches or staging them in the database."""
     write_ms: int = 0
+    """The writing inside the transaction; for a database, the merge of the staged rows."""
     commit_ms: int = 0
     open_ms: int = 0
     """From the start of the writing to the commit: at most so long readers of committed records had to wait."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow as pa
 from semel.errors import SemelError
 from semel.spark.blobs import BLOB_DDL, Slots
 from semel.spark.columns import record_columns
+from semel.spark.dead_letters import DeadLetterTerms
 from semel.spark.encode import Encode
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ Rows = PlainRows | PlannedRows
 class EncodeInPlan:
     """The function for `mapInArrow` in the plan of a query: rows in, blobs out, as its micro-batch wants them."""
 
-    settings: Mapping[str, object]
+    settings: Mapping[str, object] = field(repr=False)
     topic: str | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -86,7 +87,9 @@ class EncodeInPlan:
 
     def _encode(self, wanted: str) -> Encode:
         terms = json.loads(wanted)
-        return Encode(self.settings, self.topic, **{**terms, "slots": Slots(tuple(terms["slots"]))})
+        terms["slots"] = Slots(tuple(terms["slots"]))
+        terms["dead_letters"] = DeadLetterTerms.from_json(terms["dead_letters"])
+        return Encode(self.settings, self.topic, **terms)
 
 
 def encode_in_plan(df: DataFrame, settings: Mapping[str, object], topic: str | None) -> DataFrame:
@@ -114,6 +117,7 @@ def _to_property(encode: Encode) -> str:
             "now_ms": encode.now_ms,
             "seed": encode.seed,
             "spool": encode.spool,
+            "dead_letters": None if encode.dead_letters is None else asdict(encode.dead_letters),
         }
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import pyspark
 from pyspark.sql.types import (
@@ -52,6 +52,12 @@ SCHEMA: Final = StructType(
     ]
 )
 
+_READS_ONLY: Final = (
+    'format("semel") only reads; nothing was written. Write a stream with semel.write_stream(df, name=..., '
+    "bootstrap=..., topic=..., checkpoint=...), and a batch with semel.write_batch(df, name=..., job_id=..., "
+    "bootstrap=..., topic=...)."
+)
+
 
 class SemelSource(DataSource):
     """Kafka topics as a DataFrame, with the options and columns of Spark's Kafka source.
@@ -82,6 +88,12 @@ class SemelSource(DataSource):
 
         return StreamReader(options, _read_task(options, schema))
 
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        raise ConfigError(_READS_ONLY)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        raise ConfigError(_READS_ONLY)
+
     def _parse(self) -> SourceOptions:
         check_pyspark(pyspark.__version__)
         from semel.spark.source_options import parse_options
@@ -103,11 +115,15 @@ class BatchReader(PromptReader, DataSourceReader):
         options = self._options
         lookup = Lookup(options)
         try:
-            found = lookup.find_partitions().partitions
-            starts, ends = lookup.starts(found), lookup.ends(found)
+            found = lookup.find_partitions()
+            starts, ends = lookup.starts(found.partitions), lookup.ends(found.partitions)
         finally:
             lookup.close()
-        ranges = [OffsetRange(*partition, starts[partition], ends[partition]) for partition in sorted(found)]
+        ids = {topic: None if topic_id is None else str(topic_id) for topic, topic_id in found.topic_ids.items()}
+        ranges = [
+            OffsetRange(*partition, starts[partition], ends[partition], ids.get(partition.topic))
+            for partition in sorted(found.partitions)
+        ]
         pieces = split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
         return [InputPartition(wanted) for wanted in pieces]
 

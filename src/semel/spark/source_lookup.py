@@ -25,10 +25,11 @@ _MARKS: Final[Mapping[int, Edge]] = {EARLIEST: "earliest", LATEST: "latest"}
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The partitions to read, and the ids of their topics (None from brokers before Kafka 2.8)."""
+    """The partitions to read, the ids of their topics (None from brokers before Kafka 2.8), and their cluster's."""
 
     partitions: frozenset[TopicPartition]
     topic_ids: Mapping[str, UUID | None]
+    cluster: str | None = None
 
 
 class Lookup:
@@ -40,6 +41,7 @@ class Lookup:
         self._options = options
         self._cluster = Cluster(config.client)
         self._topics = TopicAdmin(self._cluster)
+        self._known_cluster_id: str | None = None
         self._has_gone = False
         """A topic was missing the last time."""
 
@@ -72,7 +74,12 @@ class Lookup:
                     code=ErrorCode.unknown_topic_or_partition,
                 )
             there &= subscription.partitions
-        return Found(frozenset(there), {name: topic.topic_id for name, topic in described.items()})
+        return Found(frozenset(there), {name: topic.topic_id for name, topic in described.items()}, self._cluster_id())
+
+    def _cluster_id(self) -> str | None:
+        if self._known_cluster_id is None:
+            self._known_cluster_id = self._topics.describe_cluster().cluster_id
+        return self._known_cluster_id or None
 
     def _describe(self, names: Collection[str], *, may_be_gone: bool) -> dict[str, TopicDescription]:
         # A topic that is not there is asked for again for some seconds: once is enough, every micro-batch would stall.
@@ -160,7 +167,7 @@ class Lookup:
             if offset > ends[partition]:
                 raise OffsetOutOfRange(
                     f"{option} is {offset} for {describe(partition)}, which ends at {ends[partition]}; nothing was "
-                    "read. Correct the offset; if the topic was deleted and made anew, begin at earliest.",
+                    "read. Correct the offset; if the topic was deleted and created again, begin at earliest.",
                     code=ErrorCode.offset_out_of_range,
                 )
         return found

@@ -21,6 +21,9 @@ LATEST: Final = -1
 EARLIEST: Final = -2
 """Stand for the ends of a partition in the JSON that users write."""
 
+NOTE_PREFIX: Final = "semel:"
+"""How the name of the note begins in a checkpoint. A topic's name has no colon."""
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
@@ -30,6 +33,8 @@ class OffsetRange:
     partition: int
     start: int
     end: int
+    topic_id: str | None = None
+    """Of which topic of that name; None where that is not known (Kafka before 2.8)."""
 
     @property
     def size(self) -> int:
@@ -39,28 +44,73 @@ class OffsetRange:
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
-def to_checkpoint(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the source keeps in every offset besides the offsets themselves."""
+
+    cluster: str | None
+    """The id of the cluster that is read."""
+    start: Offsets
+    """Where each partition began: in the first micro-batch, or in the one in which it appeared. A query whose
+    checkpoint comes from an older Semel or from Spark's Kafka source has only the later ones."""
+    topic_ids: Mapping[str, str]
+    """None are known from brokers before Kafka 2.8."""
+
+
+def to_checkpoint(offsets: Mapping[TopicPartition, int], note: Note | None = None) -> dict[str, dict[str, int]]:
     """As Spark's Kafka source writes them. Always in one order, because Spark compares offsets as text.
+
+    The note is the name of one more entry, which is empty: Spark's Kafka source reads no offset from it. No topic can
+    have such a name.
 
     >>> to_checkpoint({TopicPartition("b", 10): 7, TopicPartition("b", 9): 5, TopicPartition("a", 0): 1})
     {'a': {'0': 1}, 'b': {'9': 5, '10': 7}}
+    >>> to_checkpoint({TopicPartition("a", 0): 9}, Note("c", {TopicPartition("a", 0): 1}, {}))
+    {'a': {'0': 9}, 'semel:{"cluster":"c","start":{"a":{"0":1}},"topic_ids":{}}': {}}
     """
     nested: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         nested.setdefault(topic, {})[str(partition)] = offset
+    if note is not None:
+        fields = {
+            "cluster": note.cluster,
+            "start": to_checkpoint(note.start),
+            "topic_ids": dict(sorted(note.topic_ids.items())),
+        }
+        nested[NOTE_PREFIX + json.dumps(fields, separators=(",", ":"))] = {}
     return nested
 
 
-def from_checkpoint(nested: Mapping[str, Mapping[str, int]]) -> Offsets:
+def split_note(nested: Mapping[str, Mapping[str, int]]) -> tuple[Offsets, Note | None]:
+    """The offsets of a checkpoint, and the source's note if there is one.
+
+    >>> split_note({"a": {"0": 1}})
+    ({TopicPartition(topic='a', partition=0): 1}, None)
     """
-    >>> from_checkpoint({"a": {"0": 1}})
-    {TopicPartition(topic='a', partition=0): 1}
-    """
-    return {
-        TopicPartition(topic, int(partition)): offset
-        for topic, partitions in nested.items()
-        for partition, offset in partitions.items()
-    }
+    offsets: Offsets = {}
+    note = None
+    for topic, partitions in nested.items():
+        if topic.startswith(NOTE_PREFIX):
+            note = _read_note(topic.removeprefix(NOTE_PREFIX))
+            continue
+        for partition, offset in partitions.items():
+            offsets[TopicPartition(topic, int(partition))] = offset
+    return offsets, note
+
+
+def _read_note(text: str) -> Note:
+    """Fields that a later version may have added are passed over."""
+    try:
+        fields = json.loads(text)
+        cluster, topic_ids = fields["cluster"], fields["topic_ids"]
+        start, _ = split_note(fields["start"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"The checkpoint has an entry {NOTE_PREFIX}{text} that is not Semel's own ({error!r}); nothing was read. "
+            "Restore the file from a backup. Without one, remove the entry from the newest file in `offsets` and from "
+            "the one before it: the query then goes on, but cannot notice that a topic was deleted and created again."
+        ) from error
+    return Note(cluster, start, topic_ids)
 
 
 def parse_numbers(option: str, text: str, low: int, example: str) -> Offsets:
@@ -135,7 +185,7 @@ def split_ranges(
     """Ranges for tasks: one for each Kafka partition, or about `min_partitions`, the larger ones cut into more pieces.
 
     >>> split_ranges([OffsetRange("t", 0, 0, 90), OffsetRange("t", 1, 0, 10)], min_partitions=3)[0]
-    OffsetRange(topic='t', partition=0, start=0, end=45)
+    OffsetRange(topic='t', partition=0, start=0, end=45, topic_id=None)
     """
     wanted = [piece for piece in ranges if piece.size > 0]
     if max_records_per_partition is not None:

@@ -48,6 +48,12 @@ IGNORED: Final = (
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _BATCH_ONLY: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 _KAFKA: Final = "kafka."
+_FROM_CREATE_TABLE: Final = "provider"
+"""Spark puts this among the options when it creates a table. When it reads the table, it gives no option at all."""
+_NO_TABLES: Final = (
+    "A table that was made by CREATE TABLE cannot be read by format('semel'), because Spark does not hand over the "
+    "table's options. Use CREATE TEMPORARY VIEW name USING semel OPTIONS (...), or spark.read.format('semel')."
+)
 _UNITS_MS: Final = {
     "us": 0.001, "ms": 1, "": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000
 }  # fmt: skip
@@ -176,6 +182,8 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     >>> options.subscription, options.for_stream().starting, options.for_batch().starting
     (Topics(names=('orders', 'payments')), 'latest', 'earliest')
     """
+    if _FROM_CREATE_TABLE in {name.lower() for name in options}:
+        raise ConfigError(_NO_TABLES)
     by_name = {name.lower(): name for name in (*_NAMES, *IGNORED)}
     given: dict[str, str] = {}
     settings: dict[str, str] = {}
@@ -188,7 +196,8 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         else:
             raise ConfigError(_unknown(written))
     if "bootstrap.servers" not in settings and "metadata.broker.list" not in settings:
-        raise ConfigError("kafka.bootstrap.servers is missing: write host:port of one or more brokers.")
+        missing = "kafka.bootstrap.servers is missing: write host:port of one or more brokers."
+        raise ConfigError(missing if options else f"{missing} {_NO_TABLES}")
     return _read(given, settings)
 
 

@@ -9,14 +9,17 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from semel.client.cluster import Cluster
 from semel.client.config import FetchConfig
 from semel.client.fetcher import Fetcher
 from semel.client.partitions import TopicPartition
 from semel.client.settings import parse_config
-from semel.errors import KafkaError, OffsetOutOfRange, UnknownTopic
+from semel.client.topic_ids import ask_topic_ids
+from semel.errors import KafkaError, OffsetOutOfRange, TopicRecreated, UnknownTopic
 from semel.spark.source_offsets import OffsetRange
 from semel.spark.source_task import ReadTask, report_loss
 from semel.spark.workers import ease_worker
+from semel.wire import ErrorCode
 
 # The names of Spark's Kafka source in its order, in the Arrow types that Spark has for them.
 SPARK_SCHEMA: Final = pa.schema(
@@ -58,16 +61,29 @@ def read_range(task: ReadTask, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
     partition = TopicPartition(wanted.topic, wanted.partition)
     to_batches = _Columns(partition, task.columns)
     position = wanted.start
-    with Fetcher(task.settings, _fetch_config(task, wanted)) as fetcher:
+    with (
+        Cluster(parse_config(task.settings).client) as cluster,
+        Fetcher(cluster, _fetch_config(task, wanted)) as fetcher,
+    ):
         while position < wanted.end:
             fetcher.assign({partition: position})
             try:
                 for fetched in fetcher.fetch_until({partition: wanted.end}):
+                    _check_topic(cluster, wanted)
                     for records in fetched:
                         yield from to_batches(records.table)
                 return
             except (OffsetOutOfRange, UnknownTopic) as error:
                 position = _pass_over(task, fetcher, wanted, fetcher.positions[partition], error)
+
+
+def _check_topic(cluster: Cluster, wanted: OffsetRange) -> None:
+    """Asked after records have come: whether they may be of a topic that was created since the range was planned."""
+    if wanted.topic_id is None:
+        return
+    now = ask_topic_ids(cluster, [TopicPartition(wanted.topic, wanted.partition)])().get(wanted.topic)
+    if str(now) != wanted.topic_id:
+        raise TopicRecreated("the topic was deleted and created again", code=ErrorCode.inconsistent_topic_id)
 
 
 def _fetch_config(task: ReadTask, wanted: OffsetRange) -> FetchConfig:
@@ -86,13 +102,17 @@ def _pass_over(task: ReadTask, fetcher: Fetcher, wanted: OffsetRange, position: 
         gone = f"offsets {position} to {wanted.end}: the topic is gone"
         report_loss(task.fail_on_data_loss, UnknownTopic, partition, gone)
         return wanted.end
+    if isinstance(error, TopicRecreated):
+        gone = f"offsets {position} to {wanted.end}: the topic was deleted and created again meanwhile"
+        report_loss(task.fail_on_data_loss, OffsetOutOfRange, partition, gone)
+        return wanted.end
     [begin] = fetcher.offsets_for([partition], "earliest").values()
     if position < begin:
         gone = f"offsets {position} to {min(begin, wanted.end)}: the log begins at {begin} now"
         report_loss(task.fail_on_data_loss, OffsetOutOfRange, partition, gone)
         return min(begin, wanted.end)
     [end] = fetcher.offsets_for([partition], "latest").values()
-    gone = f"offsets {position} to {wanted.end}: the log ends at {end}, it was cut off or made anew"
+    gone = f"offsets {position} to {wanted.end}: the log ends at {end}, it was cut off, or the topic was created again"
     report_loss(task.fail_on_data_loss, OffsetOutOfRange, partition, gone)
     return wanted.end
 

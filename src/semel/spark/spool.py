@@ -13,6 +13,7 @@ import fcntl
 import mmap
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -63,14 +64,36 @@ def batch_folder(parent: str | None) -> Iterator[str]:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove the folders of processes that are gone."""
+    """Remove the folders of this user's processes that are gone.
+
+    The folder for temporary files may be everybody's. Whatever another user puts there under such a name (a link, a
+    pipe in place of the lock, a folder) is left alone, and nothing is waited for.
+    """
     for folder in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # another process is at the same work, or it is another user's
-            if time.time() - folder.stat().st_mtime < _YOUNG_S:
-                continue
-            with (folder / _LOCK).open("a") as lock:
+        with suppress(OSError):  # another process is at the same work
+            _remove_leftover(folder)
+
+
+def _remove_leftover(folder: Path) -> None:
+    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as directory:
+        status = os.fstat(directory)
+        if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _YOUNG_S:
+            return
+        with _opened(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, within=directory) as lock:
+            status = os.fstat(lock)
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder)
+
+
+@contextmanager
+def _opened(path: str | Path, flags: int, *, within: int | None = None) -> Iterator[int]:
+    """A descriptor of what is really there: a link is not followed, but an error."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=within)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class _ProcessFolder:
@@ -78,15 +101,20 @@ class _ProcessFolder:
 
     def __init__(self, parent: str) -> None:
         self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
-        self._lock = os.open(os.path.join(self.path, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
+        self._lock = os.open(os.path.join(self.path, _LOCK), flags, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         atexit.register(shutil.rmtree, self.path, ignore_errors=True)
         self._kept = os.path.join(self.path, _KEPT)
         os.mkdir(self._kept)
+        self._identity = _identity(self.path)
 
     def is_there(self) -> bool:
-        """Systems remove what nobody has touched for days from folders for temporary files."""
-        return os.path.isdir(self._kept)
+        """Systems remove what nobody has touched for days from folders for temporary files.
+
+        Another user may then make one of the same name, which is not to be trusted with data.
+        """
+        return _identity(self.path) == self._identity and os.path.isdir(self._kept)
 
     def hand_out(self, folder: str) -> None:
         """Let the tasks of this micro-batch have the files that are kept."""
@@ -103,6 +131,14 @@ class _ProcessFolder:
                 if not entry.name.endswith(_UNDONE) and size <= room:
                     os.rename(entry.path, os.path.join(self._kept, entry.name.removesuffix(_FREE)))
                     room -= size
+
+
+def _identity(path: str) -> tuple[int, int, int] | None:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_uid
 
 
 class SpoolFile:

@@ -65,7 +65,7 @@ class _Progress:
 class Write:
     """The function for `mapInArrow`: blobs in, one row for each partition out."""
 
-    settings: Mapping[str, object]
+    settings: Mapping[str, object] = field(repr=False)
     shared: SharedTransaction
     manifest: Manifest
 
