@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from semel.demo.judgement import Tally, half_orders, judge
-from semel.demo.orders import INVOICES, PARCELS, REVENUE, Order, expected, make_orders
+from semel.demo.judgement import Tally, half_orders, judge, judge_table
+from semel.demo.orders import INVOICES, PARCELS, REVENUE, Order, Sale, expected, expected_sales, make_orders
 
 ORDERS = list(itertools.islice(make_orders(7), 5000))
 EXPECTED = expected(ORDERS)
@@ -75,6 +75,32 @@ def test_half_orders_are_torn() -> None:
     tally = judge(3, EXPECTED, written(), torn)
     assert tally.torn == 2
     assert not tally.is_exactly_once
+
+
+def test_a_faultless_table_is_exactly_once() -> None:
+    """A row for each order, and the totals are the same."""
+    sales = expected_sales(ORDERS)
+    tally = judge_table(sales, Counter(sales))
+    assert tally.is_exactly_once
+    assert (tally.expected, tally.found) == (5000, 5000)
+    assert tally.expected_cents == tally.found_cents == sum(order.cents for order in ORDERS)
+
+
+def test_rows_that_are_missing_repeated_or_changed_are_told_apart() -> None:
+    """Each shows in its own count and in the total, and none of them passes."""
+    sales = expected_sales(ORDERS)
+    one = min(sales)
+    lost, repeated, wrong = Counter(sales), Counter(sales), Counter(sales)
+    del lost[one]
+    repeated[one] += 2
+    del wrong[one]
+    wrong[one._replace(cents=one.cents + 1)] = 1
+    counts = [
+        (tally.lost, tally.repeated, tally.wrong, tally.found_cents - tally.expected_cents, tally.is_exactly_once)
+        for tally in (judge_table(sales, found) for found in (lost, repeated, wrong))
+    ]
+    assert counts == [(1, 0, 0, -one.cents, False), (0, 2, 0, 2 * one.cents, False), (1, 0, 1, 1, False)]
+    assert judge_table(sales, Counter([*sales, Sale(-1, "teapot", "kitchen", 5)])).wrong == 1
 
 
 def test_only_windows_behind_the_watermark_are_expected() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
 
-from semel.demo.kills import VICTIMS, plan_kills
+import pytest
+
+from semel.demo.kills import VICTIMS, Kill, plan_kills
 from semel.demo.victims import Process, descendants, is_alive, kill_family, kill_rest, python_workers
 
 FAMILY = """
@@ -21,17 +24,40 @@ else:
 time.sleep(60)
 """
 
+FORKS = """
+import os, time
+print("begins", flush=True)
+for _ in range(400):
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(0.002)
+time.sleep(60)
+"""
 
-def test_a_seed_brings_its_kills_again_and_each_round_has_every_victim() -> None:
-    """And the first driver dies while the plain sink writes, without which there might be nothing to see."""
+
+@pytest.mark.parametrize("has_server", [True, False], ids=["postgres", "sqlite"])
+def test_a_seed_brings_its_kills_again_and_each_round_has_every_victim(has_server: bool) -> None:
+    """And the first driver dies while the plain sink writes, without which there might be nothing to see.
+
+    The database is killed only where it has processes; then at a moment of its own.
+    """
+    victims = [victim for victim in VICTIMS if has_server or victim != "database"]
+    size = len(victims)
+
+    def plan(seed: int) -> list[Kill]:
+        return list(itertools.islice(plan_kills(seed, has_server=has_server), 3 * size))
+
     for seed in range(20):
-        plan = list(itertools.islice(plan_kills(seed), 9))
-        assert plan == list(itertools.islice(plan_kills(seed), 9))
-        for first in (0, 3, 6):
-            assert sorted(kill.victim for kill in plan[first : first + 3]) == sorted(VICTIMS)
-        drivers = [kill.moment for kill in plan if kill.victim == "driver"]
+        kills = plan(seed)
+        assert kills == plan(seed)
+        for first in (0, size, 2 * size):
+            assert sorted(kill.victim for kill in kills[first : first + size]) == sorted(victims)
+        drivers = [kill.moment for kill in kills if kill.victim == "driver"]
         assert drivers == ["plain-writes", "transaction-open", "plain-writes"]
-    assert len({tuple(itertools.islice(plan_kills(seed), 9)) for seed in range(20)}) > 1
+        databases = [kill.moment for kill in kills if kill.victim == "database"]
+        assert databases == (["plain-inserts", "rows-open", "plain-inserts"] if has_server else [])
+    assert len({tuple(plan(seed)) for seed in range(20)}) > 1
 
 
 def test_a_whole_family_is_killed_also_where_somebody_has_left_the_group(tmp_path: Path) -> None:
@@ -47,6 +73,19 @@ def test_a_whole_family_is_killed_also_where_somebody_has_left_the_group(tmp_pat
         assert kill_family(process.pid) == 3
         assert not any(map(is_alive, below))
         assert process.wait(10) == -9
+
+
+def test_a_family_that_grows_while_it_is_killed_leaves_nobody(tmp_path: Path) -> None:
+    """One that was started between the look and the kill would hold the pipe open: its end shows that none is left."""
+    with subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begins\n"
+        while len(descendants(process.pid)) < 5:
+            assert process.poll() is None
+        assert kill_family(process.pid) > 5
+        readable, _, _ = select.select([process.stdout], [], [], 5)
+        assert readable, "somebody still holds the pipe"
+        assert process.stdout.read() == b""
 
 
 def test_who_outlives_the_head_of_a_family_is_killed_and_nobody_else() -> None:

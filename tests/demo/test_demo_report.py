@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from demo_results import CLEAN, DIRTY, make_result
+from demo_results import CLEAN, CLEAN_TABLE, DIRTY, DIRTY_TABLE, make_result
 
-from semel.cli.demo import JAVA_MISSING, SPARK_MISSING, what_is_missing
-from semel.demo.pipelines import PLAIN, SEMEL
+from semel.demo.pipeline_names import PLAIN, SEMEL
 from semel.demo.report import conclusion, per_second, render, repeated_so_far, waiting
 from semel.demo.run import Result
 
@@ -20,11 +17,17 @@ from semel.demo.run import Result
 def test_the_page_shows_both_columns_the_kills_and_needs_nothing_from_elsewhere() -> None:
     """Inline SVG, no script, no link; what a kill is called is escaped."""
     page = render(make_result())
-    for row in ("orders sent", "lost", "repeated", "torn"):
+    for row in ("orders sent", "lost", "repeated", "torn", "rows found", "rows lost", "rows repeated", "total found"):
         assert f"<td>{row}</td>" in page
     assert '<span class="bad">141</span>' in page
-    assert '<span class="bad">123.45 EUR</span>' in page
-    assert page.count('<span class="good">0</span>') >= 6
+    assert "123.45 EUR too much" in page
+    assert "Postgres, one row per order" in page
+    assert '<td class="number">1,093</td><td class="number">1,000</td>' in page
+    assert '<span class="bad">93</span>' in page
+    assert '<span class="bad">54,567.89 EUR</span>' in page
+    assert '<span class="good">50,000.00 EUR</span>' in page
+    assert page.count('<span class="good">0</span>') >= 9
+    assert "semel demo --seconds 20 --seed 7 --database postgres" in page
     assert "&lt;something&gt;" in page
     assert "<something>" not in page
     charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
@@ -48,37 +51,23 @@ def test_the_lines_of_the_charts_are_what_the_reader_got() -> None:
 @pytest.mark.parametrize(
     ("result", "code", "says"),
     [
-        (make_result(), 0, "repeated 141 records"),
+        (make_result(), 0, "repeated 141 records in Kafka and 93 rows in Postgres"),
         (make_result(semel=replace(CLEAN, repeated_revenues=1)), 1, "not all zeros"),
         (make_result(semel=replace(CLEAN, torn=1)), 1, "not all zeros"),
         (make_result(semel=replace(CLEAN, lost=1), plain=CLEAN), 1, "not all zeros"),
         (make_result(plain=replace(DIRTY, repeated_documents=0, repeated_revenues=0)), 2, "nothing to compare"),
+        (make_result(semel_table=replace(CLEAN_TABLE, lost=1)), 1, "not all zeros"),
+        (make_result(semel_table=replace(CLEAN_TABLE, repeated=1)), 1, "not all zeros"),
+        (make_result(semel_table=replace(CLEAN_TABLE, wrong=1)), 1, "not all zeros"),
+        (make_result(plain_table=replace(DIRTY_TABLE, repeated=0)), 2, "nothing to compare"),
     ],
-    ids=["shown", "repeated", "torn", "lost", "nothing"],
+    ids=[
+        *("shown", "repeated", "torn", "lost", "nothing"),
+        *("row lost", "row repeated", "row wrong", "nothing in the table"),
+    ],
 )
 def test_the_exit_code_and_the_sentence_follow_from_the_table(result: Result, code: int, says: str) -> None:
     """Anything but zeros in Semel's column is a failure."""
     assert result.exit_code == code
     assert says in conclusion(result)
     assert says in render(result)
-
-
-@pytest.mark.parametrize("says", [None, """echo 'openjdk version "11.0.2" 2019-01-15' >&2"""], ids=["none", "too old"])
-def test_a_missing_java_is_told_with_the_command_that_installs_it(
-    says: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Java 11 counts as missing."""
-    if says is not None:
-        (tmp_path / "java").write_text(f"#!/bin/sh\n{says}\n")
-        (tmp_path / "java").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    assert what_is_missing() == JAVA_MISSING
-    assert "apt-get install openjdk-17" in JAVA_MISSING
-
-
-def test_a_missing_pyspark_is_told_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before Java is looked for."""
-    monkeypatch.setitem(sys.modules, "pyspark", None)
-    assert what_is_missing() == SPARK_MISSING
-    assert "pip install 'semel[spark]'" in SPARK_MISSING

@@ -26,26 +26,37 @@ def row(output: str, name: str) -> tuple[int, int]:
     return plain, semel
 
 
-def test_a_small_demo_has_zeros_for_semel_and_repeats_for_the_plain_sink(tmp_path: Path) -> None:
-    """E2, E3: executor, broker and driver are killed under a running query, and every record is there once."""
+@pytest.mark.parametrize("database", ["postgres", "sqlite"])
+def test_a_small_demo_has_zeros_for_semel_and_repeats_for_the_plain_sink(tmp_path: Path, database: str) -> None:
+    """E2, E3, F1: executor, broker, database and driver are killed under a running query; everything is there once.
+
+    In the topics and in the table. The plain sink repeats in both, so the kills hit where it matters.
+    """
     page = tmp_path / "page.html"
-    command = [*COMMAND, "--seconds", "5", "--seed", "7", "--report", str(page)]
+    command = [*COMMAND, "--seconds", "5", "--seed", "7", "--database", database, "--report", str(page)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     sent, also_sent = row(done.stdout, "orders sent")
     assert sent == also_sent > 500
-    for name in ("lost", "wrong"):
+    for name in ("lost", "wrong", "rows lost", "rows wrong"):
         assert row(done.stdout, name) == (0, 0)
-    assert row(done.stdout, "repeated")[0] > 0
-    assert row(done.stdout, "repeated")[1] == row(done.stdout, "torn")[1] == 0
-    for victim in ("driver", "executor", "broker"):
+    for name in ("repeated", "rows repeated"):
+        plain, semel = row(done.stdout, name)
+        assert plain > 0
+        assert semel == 0
+    assert row(done.stdout, "torn")[1] == 0
+    assert row(done.stdout, "rows expected") == (sent, sent)
+    assert row(done.stdout, "rows found") == (sent + row(done.stdout, "rows repeated")[0], sent)
+    for victim in ("driver", "executor", "broker", *(["database"] if database == "postgres" else [])):
         assert f"kill -9 {victim}" in done.stdout
+    other = "--database sqlite" if database == "postgres" else "pip install 'semel[postgres,clients]'"
+    assert re.search(rf"^Database: {database}.*{re.escape(other)}", done.stdout, re.MULTILINE | re.IGNORECASE)
     assert "<svg" in page.read_text()
     assert list(tmp_path.iterdir()) == [page]
 
 
 def test_an_interrupt_ends_everything_at_once(tmp_path: Path) -> None:
-    """Ctrl-C while Spark runs: no broker, no JVM and no worker is left."""
+    """Ctrl-C while Spark runs: no broker, JVM or worker is left, and nothing waits for the broker that was killed."""
     with subprocess.Popen([*COMMAND, "--seed", "7"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as demo:
         deadline = time.monotonic() + 120
         family = descendants(demo.pid)

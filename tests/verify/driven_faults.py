@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -37,6 +39,9 @@ class Sleepers:
     def process_id(self, name: str) -> int | None:
         process = self._processes.get(name)
         return None if process is None or process.poll() is not None else process.pid
+
+    def send_signal(self, process_id: int, number: signal.Signals) -> None:
+        os.kill(process_id, number)
 
     def start(self, name: str) -> None:
         if name in self._processes:

@@ -63,13 +63,15 @@ def test_a_planted_damage_is_found(rng: random.Random, anomaly: str, damage: Dam
 def test_a_scrambled_history_is_judged_as_the_slow_checker_does(rng: random.Random, block: int) -> None:
     """Rows changed without any plan: both come to the same counts of the same anomalies."""
     found: Counter[str] = Counter()
-    for _ in range(SCRAMBLED):
+    for tried in range(20 * SCRAMBLED):
+        if tried >= SCRAMBLED and len(found) >= 3:
+            return
         seed, history = clean_history(rng)
         damaged = with_rows(history, scramble(rows_of(history), history.manifest, random.Random(seed)))
         counts = check(damaged, witnesses_max=1).counts
         assert counts == SlowChecker(damaged).run(), f"seed {seed}"
         found.update(counts.keys())
-    assert len(found) >= 3, found
+    pytest.fail(f"so few kinds of damage are no test: {found}")
 
 
 def test_the_same_history_gives_the_same_verdict(rng: random.Random) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from semel.verify.run import Finished, RunSettings, ensure_verdict, run
+from semel.verify.course import Finished, ensure_verdict
+from semel.verify.run import RunSettings, run
 from semel.verify.workloads.options import Options
 
 MANY_ABORTS = Options(partitions=2, workers=2, rate=1_000, batch_records_max=20, abort_fraction=0.5)

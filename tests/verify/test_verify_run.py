@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from semel.cli.main import app
 from semel.errors import ConfigError
 from semel.verify.checker import check
+from semel.verify.course import ensure_verdict
 from semel.verify.history import Act, History, Phase
-from semel.verify.run import RunSettings, ensure_verdict, run
+from semel.verify.run import RunSettings, run
 from semel.verify.workloads.options import Options
 
 SMALL = Options(partitions=2, sources=1, workers=2, rate=400, transaction_timeout_ms=4_000, patience_s=10)

@@ -20,6 +20,7 @@ SECTIONS = {
     "session": "semel.bench.session",
     "checker": "semel.bench.checker",
     "spark": "semel.bench.spark",
+    "bridges": "semel.bench.bridges",
 }
 
 

@@ -249,6 +249,7 @@ def _fetch_bulk(broker: Contender, topic: str) -> float:
             "enable.auto.commit": False,
             "queued.max.messages.kbytes": 500_000,
             "fetch.message.max.bytes": 4_000_000,
+            "fetch.queue.backoff.ms": 5,  # a second by default, which both brokers would be idle for
         }
     )
     wanted = count = _BULK_BYTES // _BULK_VALUE_BYTES

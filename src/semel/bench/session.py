@@ -1,78 +1,125 @@
 """Consume, transform, produce and commit as one: Semel's session beside confluent-kafka and the Java client.
 
-The job is the same for all: values are put into upper case from one topic to another, exactly once, in transactions of
-about 50,000 records beside confluent-kafka (tuned, and with its defaults) and of one record beside the Java client.
-All read the same input and take turns; of the few long ones the best counts, of the many short ones all do. Apache
-Kafka is started from Maven coordinates, or taken from SEMEL_BENCH_BOOTSTRAP where that is set.
+Beside confluent-kafka in transactions of about 50,000 records, of equal and of ragged length; beside the Java client in
+transactions of one record. confluent-kafka runs with its defaults and with the best of several tunings, which a short
+trial finds out. All read the same input and take turns. Apache Kafka is started from Maven coordinates, or taken from
+SEMEL_BENCH_BOOTSTRAP where that is set.
 """
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, cast
+from statistics import median
 
-import pyarrow as pa
-import pyarrow.compute as pc
-from confluent_kafka import Consumer
-from confluent_kafka import Producer as ConfluentProducer
-
-from semel.bench.client import PARTITIONS, kafka_to_measure, keep_best, new_topic
+from semel.bench.client import PARTITIONS, kafka_to_measure, new_topic
+from semel.bench.copiers import (
+    DEFAULTS,
+    SHAPES,
+    TRANSACTION_RECORDS,
+    TUNINGS,
+    Shape,
+    Tuning,
+    copy_by_confluent,
+    copy_by_session,
+    fill,
+)
 from semel.bench.report import Bar, Row, Section
 from semel.bench.singles import Job, Sizes, java_client, measure_rates, semel_client
-from semel.client.producer import Outcome, Producer
-from semel.session.session import Session
 
 RECORDS = 2_000_000
-DEFAULTS_RECORDS = 400_000
-"""With its defaults confluent-kafka is slow, and its rate is the same for a part of them."""
-TRANSACTION_RECORDS = 50_000
-ROUNDS = 2
+PART_RECORDS = 400_000
+"""Enough for confluent-kafka with its defaults, which is slow, and for the trial of its tunings."""
+ROUNDS = 5
+TRIAL_ROUNDS = 2
 _SINGLES = Sizes()
+
+Rates = Mapping[str, list[float]]
+"""Records a second of every turn, by who made them: semel, tuned, defaults."""
 
 
 def run(records: int = RECORDS, rounds: int = ROUNDS, singles: Sizes = _SINGLES, *, java: bool = True) -> Section:
     """The section `session` of `semel bench`; without `java` what it is compared with is not measured."""
+    rates: dict[Shape, Rates] = {}
+    tunings: dict[Shape, Tuning] = {}
     with kafka_to_measure() as (bootstrap, broker):
-        source = new_topic(bootstrap, "session-in")
-        _fill(bootstrap, source, records)
-        best: dict[str, float] = {}
-        _by_session(bootstrap, source, min(records, TRANSACTION_RECORDS))  # what is only slow once
-        for _ in range(rounds):
-            keep_best(best, "semel", _by_session(bootstrap, source, records) / records)
-            keep_best(best, "tuned", _by_confluent(bootstrap, source, records, tuned=True) / records)
-            part = min(records, DEFAULTS_RECORDS)
-            keep_best(best, "defaults", _by_confluent(bootstrap, source, part, tuned=False) / part)
+        for shape in SHAPES:
+            source = new_topic(bootstrap, f"session-in-{shape}")
+            fill(bootstrap, source, records, shape)
+            copy_by_session(bootstrap, source, min(records, TRANSACTION_RECORDS))  # what is only slow once
+            tunings[shape] = best_tuning(bootstrap, source, min(records, PART_RECORDS))
+            rates[shape] = _take_turns(bootstrap, source, records, rounds, tunings[shape])
         single = _measure_singles(bootstrap, singles, java=java)
-    rates = {name: 1 / seconds for name, seconds in best.items()}
-    rows = (
-        Row("semel.Session", (rates["semel"], 1.0)),
-        Row("confluent-kafka, tuned", (rates["tuned"], rates["semel"] / rates["tuned"])),
-        Row("confluent-kafka, defaults", (rates["defaults"], rates["semel"] / rates["defaults"])),
-        *_single_rows("one record read, written and committed", "copy", "semel.Session", single),
-        *_single_rows("one record written and committed", "produce", "semel.Producer", single),
-    )
     return Section(
         name="session",
-        timed=f"records a second, {records:,} of 108 B on {PARTITIONS} partitions, best of {rounds} turns",
-        columns=("a second", "Semel is so many times as fast"),
-        rows=rows,
+        timed=f"records a second, {records:,} on {PARTITIONS} partitions, {rounds} turns each",
+        columns=("best a second", "median a second", "Semel is x times as fast, best", "median"),
+        rows=(
+            *(row for shape in SHAPES for row in _rows(shape, rates[shape])),
+            *_single_rows("one record read, written and committed", "copy", "semel.Session", single),
+            *_single_rows("one record written and committed", "produce", "semel.Producer", single),
+        ),
         bars=(
-            Bar("against confluent-kafka tuned", 1.6, rates["semel"] / rates["tuned"]),
-            Bar("against confluent-kafka with its defaults", 4.0, rates["semel"] / rates["defaults"]),
+            Bar("equal records, median, against confluent-kafka tuned", 1.3, _over(rates["equal"], "tuned")),
+            Bar("ragged records, median, against confluent-kafka tuned", 1.0, _over(rates["ragged"], "tuned")),
+            Bar("equal records, median, against confluent-kafka's defaults", 4.0, _over(rates["equal"], "defaults")),
             Bar("one record read, written and committed, against the Java client", 1.0, _over_java(single, "copy")),
             Bar("one record written and committed, against the Java client", 1.0, _over_java(single, "produce")),
         ),
         notes=(
             f"{broker}, same machine; transactions of {TRANSACTION_RECORDS:,}; no compression",
+            *(f"confluent-kafka tuned, {shape} records: {tuning.settings()}" for shape, tuning in tunings.items()),
+            f"chosen from {len(TUNINGS)} tunings by the best of {TRIAL_ROUNDS} turns each",
             f"transactions of one record: all of {singles.turns} turns of {singles.turn}",
         ),
     )
 
 
+def best_tuning(bootstrap: str, source: str, records: int) -> Tuning:
+    """The tuning with which confluent-kafka is fastest on this machine and these records."""
+    seconds = [
+        min(copy_by_confluent(bootstrap, source, records, tuning)[0] for _ in range(TRIAL_ROUNDS)) for tuning in TUNINGS
+    ]
+    return TUNINGS[seconds.index(min(seconds))]
+
+
+def _take_turns(bootstrap: str, source: str, records: int, rounds: int, tuning: Tuning) -> Rates:
+    part = min(records, PART_RECORDS)
+    ways: dict[str, tuple[int, Callable[[int], tuple[float, str]]]] = {
+        "semel": (records, lambda count: copy_by_session(bootstrap, source, count)),
+        "tuned": (records, lambda count: copy_by_confluent(bootstrap, source, count, tuning)),
+        "defaults": (part, lambda count: copy_by_confluent(bootstrap, source, count, DEFAULTS)),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, (count, copy) in ways.items():
+            rates[name].append(count / copy(count)[0])
+    return rates
+
+
+def _rows(shape: Shape, rates: Rates) -> list[Row]:
+    titles = {"semel": "semel.Session", "tuned": "confluent-kafka, tuned", "defaults": "confluent-kafka, defaults"}
+    return [
+        Row(
+            f"{SHAPES[shape]}: {title}",
+            (
+                max(rates[name]),
+                median(rates[name]),
+                max(rates["semel"]) / max(rates[name]),
+                _over(rates, name),
+            ),
+        )
+        for name, title in titles.items()
+    ]
+
+
+def _over(rates: Rates, name: str) -> float:
+    return median(rates["semel"]) / median(rates[name])
+
+
 def _measure_singles(bootstrap: str, sizes: Sizes, *, java: bool) -> dict[tuple[str, Job], float]:
     source, target = new_topic(bootstrap, "single-in"), new_topic(bootstrap, "single-out")
-    _fill(bootstrap, source, sizes.records)
+    fill(bootstrap, source, sizes.records, "equal")
     with ExitStack() as stack:
         clients = {"semel": stack.enter_context(semel_client(bootstrap, source, target))}
         if java:
@@ -86,78 +133,6 @@ def _over_java(single: dict[tuple[str, Job], float], job: Job) -> float | None:
 
 def _single_rows(case: str, job: Job, ours: str, single: dict[tuple[str, Job], float]) -> tuple[Row, Row]:
     return (
-        Row(f"{case}: {ours}", (single["semel", job], 1.0)),
-        Row(f"{case}: Java client", (single.get(("java", job)), _over_java(single, job))),
+        Row(f"{case}: {ours}", (single["semel", job], None, 1.0, None)),
+        Row(f"{case}: Java client", (single.get(("java", job)), None, _over_java(single, job), None)),
     )
-
-
-def _fill(bootstrap: str, topic: str, records: int) -> None:
-    with Producer(bootstrap_servers=bootstrap) as producer:
-        for first in range(0, records, TRANSACTION_RECORDS):
-            numbers = range(first, min(first + TRANSACTION_RECORDS, records))
-            keys, values = [b"%08d" % n for n in numbers], [b"%0100x" % (n * 2_654_435_761) for n in numbers]
-            producer.send_table(topic, pa.table({"key": keys, "value": values}))
-        producer.flush()
-
-
-def _upper(table: pa.Table) -> pa.Table:
-    values = pc.call_function("ascii_upper", [table.column("value").cast(pa.string())])
-    return pa.table({"key": table.column("key"), "value": values.cast(pa.binary())})
-
-
-def _by_session(bootstrap: str, source: str, records: int) -> float:
-    target, name = new_topic(bootstrap, "session-out"), f"bench-{time.time_ns()}"
-    with Session(
-        bootstrap=bootstrap, group=name, topics=[source], name=name, transaction_records_max=TRANSACTION_RECORDS
-    ) as session:
-        done, started = 0, 0.0
-        while done < records:
-            with session.transaction() as transaction:
-                if transaction.is_empty:
-                    continue
-                started = started or time.perf_counter()
-                transaction.send_table(target, _upper(transaction.table))
-            if transaction.outcome is Outcome.COMMITTED:
-                done += transaction.table.num_rows
-        return time.perf_counter() - started
-
-
-def _by_confluent(bootstrap: str, source: str, records: int, *, tuned: bool) -> float:
-    target, name = new_topic(bootstrap, "confluent-out"), f"bench-{time.time_ns()}"
-    reading: dict[str, Any] = {
-        "bootstrap.servers": bootstrap,
-        "group.id": name,
-        "enable.auto.commit": False,
-        "auto.offset.reset": "earliest",
-        "isolation.level": "read_committed",
-    }
-    writing: dict[str, Any] = {"bootstrap.servers": bootstrap, "transactional.id": name}
-    if tuned:
-        reading |= {"fetch.message.max.bytes": 8_388_608, "queued.max.messages.kbytes": 1_000_000}
-        writing |= {"linger.ms": 5, "batch.size": 1_000_000, "batch.num.messages": 1_000_000}
-        writing |= {"queue.buffering.max.messages": 1_000_000}
-    consumer, producer = Consumer(reading), ConfluentProducer(writing)
-    producer.init_transactions()
-    consumer.subscribe([source])
-    try:
-        done, started = 0, 0.0
-        while done < records:
-            messages = consumer.consume(10_000, timeout=1)
-            if not messages:
-                continue
-            started = started or time.perf_counter()
-            producer.begin_transaction()
-            count = 0
-            while messages:
-                for message in messages:
-                    producer.produce(target, cast(bytes, message.value()).upper(), message.key())
-                count += len(messages)
-                wanted = min(TRANSACTION_RECORDS, records - done) - count
-                messages = consumer.consume(min(wanted, 10_000), timeout=1) if wanted > 0 else []
-            position = consumer.position(consumer.assignment())
-            producer.send_offsets_to_transaction(position, consumer.consumer_group_metadata())
-            producer.commit_transaction()
-            done += count
-        return time.perf_counter() - started
-    finally:
-        consumer.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ ANSWER: Final = "answer "
 ERROR: Final = "error"
 """The only name in the answer of a job that has failed."""
 _CORES: Final = 2
+_JDBC_DRIVER: Final = "org.postgresql.Driver"
+_JDBC_PARTS: Final = re.compile(r"//([^:]+):([^@]+)@(.+)")
 
 
 class Jobs:
@@ -85,6 +88,31 @@ class Jobs:
     def count(self, *, format: str, bootstrap: str, topic: str) -> dict[str, Any]:
         """How many records a source sees."""
         return {"records": self._topic(self._spark.read, format, bootstrap, topic).count()}
+
+    def to_database(
+        self, *, way: str, input: str, url: str, table: str, mode: Any = "append", key: list[str] | None = None
+    ) -> dict[str, Any]:
+        """All rows of Parquet files into a table: by `semel`, or by Spark's `jdbc`."""
+        rows = self._spark.read.parquet(input)
+        started = time.perf_counter()
+        if way == "semel":
+            import semel
+            from semel.bridges.targets import Postgres
+
+            target = Postgres(url, table=table, mode=mode, key=key or [])
+            semel.write_batch(rows, name=f"bench-{time.time_ns()}", job_id="one", to=target)
+        else:
+            user, password, place = _JDBC_PARTS.findall(url)[0]
+            options = {
+                "user": user,
+                "password": password,
+                "dbtable": table,
+                "batchsize": "10000",
+                "driver": _JDBC_DRIVER,
+            }
+            address = f"jdbc:postgresql://{place}?reWriteBatchedInserts=true"
+            rows.write.format("jdbc").options(url=address, **options).mode("append").save()
+        return {"seconds": time.perf_counter() - started}
 
     def _topic(self, reader: Any, format: str, bootstrap: str, topic: str) -> Any:
         reader = reader.format(format).option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic)

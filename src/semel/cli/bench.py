@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
-from semel.bench import run_sections
+from semel.bench import SECTIONS, run_sections
 from semel.bench.report import print_sections, sections_as_json, sections_as_page
+from semel.cli.needs import AIOKAFKA, CONFLUENT, POSTGRES, SPARK, Need, ensure, java
 from semel.errors import ConfigError
+
+NEEDS: Final[dict[str, tuple[Need, ...]]] = {
+    "records": (AIOKAFKA,),
+    "client": (CONFLUENT, java),
+    "broker": (CONFLUENT, java),
+    "transactions": (java,),
+    "session": (CONFLUENT, java),
+    "checker": (),
+    "spark": SPARK,
+    "bridges": (CONFLUENT, *POSTGRES, *SPARK),
+}
 
 
 def bench(
-    section: Annotated[str | None, typer.Argument(help="Which part to measure; all of them without it.")] = None,
+    section: Annotated[
+        str | None, typer.Argument(help=f"What to measure: {', '.join(SECTIONS)}. All of them without it.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only what has a bar (section spark).")] = False,
     records: Annotated[int | None, typer.Option(help="How many records, for sections that count them.")] = None,
     rounds: Annotated[int | None, typer.Option(help="How many turns, of which the best counts.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a report for programs.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write the charts of the figures into this HTML file.")] = None,
 ) -> None:
-    """Measure Semel beside other clients on this machine. Ends with 1 if a bar is missed."""
+    """Measure Semel beside other clients on this machine. Exits with status 1 if a bar is missed."""
+    wanted = NEEDS if section is None else {section: NEEDS.get(section, ())}
+    ensure(tuple(dict.fromkeys(need for needs in wanted.values() for need in needs)))
     try:
         sections = run_sections(section, quick=quick or None, records=records, rounds=rounds)
     except ConfigError as error:

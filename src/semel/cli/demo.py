@@ -1,33 +1,32 @@
-"""`semel demo`: one Spark pipeline with two sinks under `kill -9`, watched live, with a table and a page at the end."""
+"""`semel demo`: one Spark pipeline with and without Semel under `kill -9`, with a table and a page at the end."""
 
 from __future__ import annotations
 
-import os
 import random
-import re
 import shutil
-import subprocess
 import tempfile
-from importlib.util import find_spec
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from semel.cli.needs import POSTGRES, SPARK, ensure, missing
 from semel.errors import SemelError
 
 if TYPE_CHECKING:
+    from semel.demo.database import DemoDatabase
     from semel.demo.run import Progress, Result
 
-JAVA_MISSING: Final = (
-    "Java 17 or newer is missing. Install it: apt-get install openjdk-17-jdk-headless (or: brew install openjdk@17)"
-)
-SPARK_MISSING: Final = "pyspark 4.2 or newer is missing. Install it: pip install 'semel[spark]' 'pyspark>=4.2'"
-_JAVA_MIN: Final = 17
-_SPARK_MIN: Final = (4, 2)
+
+class DatabaseName(StrEnum):
+    """For `--database`."""
+
+    POSTGRES = "postgres"
+    SQLITE = "sqlite"
 
 
 def demo(
@@ -36,26 +35,35 @@ def demo(
     ] = 60.0,
     report: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("semel-demo.html"),
     seed: Annotated[int | None, typer.Option(help="For the same orders and kills again; a random one without.")] = None,
+    database: Annotated[
+        DatabaseName | None,
+        typer.Option(help="By default Postgres if it is installed (extras postgres and clients), else SQLite."),
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the broker's data, checkpoints and Spark's log.")] = False,
 ) -> None:
-    """Kill Spark's driver, its executor and the broker while one pipeline writes with a plain sink and with Semel's.
+    """Kill Spark, the Kafka broker and the database while one pipeline writes to both, with a plain sink and Semel's.
 
-    Ends with 1 if Semel lost, repeated or tore anything, and with 2 if the plain sink had nothing to show.
+    Exits with status 1 if Semel lost, repeated or tore anything, and with 2 if the plain sink had nothing to show.
     """
     console = Console()
-    missing = what_is_missing()
-    if missing is not None:
-        typer.echo(missing, err=True)
-        raise typer.Exit(1)
+    ensure(SPARK + POSTGRES if database is DatabaseName.POSTGRES else SPARK)
+    database = database or (DatabaseName.POSTGRES if missing(POSTGRES) is None else DatabaseName.SQLITE)
     from semel.demo.report import render
     from semel.demo.run import DemoRun, DemoSettings
 
     seed = random.randrange(1_000_000) if seed is None else seed
     folder = Path(tempfile.mkdtemp(prefix="semel-demo-"))
-    console.print(f"[bold]semel demo --seconds {seconds:g} --seed {seed}[/bold]", highlight=False)
+    settings = DemoSettings(folder, seconds, seed, database.value)
+    console.print(settings.command, style="bold", highlight=False)
     try:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
-            result = DemoRun(DemoSettings(folder, seconds, seed), lambda progress: live.update(_view(progress))).run()
+            result = DemoRun(
+                settings,
+                lambda progress: live.update(_view(progress)),
+                lambda used: console.print(
+                    about_database(used), markup=False, highlight=False, style="dim", soft_wrap=True
+                ),
+            ).run()
         report.write_text(render(result), encoding="utf-8")
     except SemelError as error:
         console.print(f"[red]Nothing was shown:[/red] {error}", highlight=False)
@@ -73,27 +81,17 @@ def demo(
     raise typer.Exit(result.exit_code)
 
 
-def what_is_missing() -> str | None:
-    """One line with the command that installs it, or None."""
-    if find_spec("pyspark") is None:
-        return SPARK_MISSING
-    from pyspark.version import __version__ as spark_version
-
-    if tuple(int(part) for part in re.findall(r"\d+", spark_version)[:2]) < _SPARK_MIN:
-        return SPARK_MISSING
-    home = os.environ.get("JAVA_HOME")  # Spark looks there first
-    java = str(Path(home) / "bin" / "java") if home else "java"
-    try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    except OSError:
-        return JAVA_MISSING
-    version = re.search(r'version "(\d+)', said)
-    return JAVA_MISSING if version is None or int(version[1]) < _JAVA_MIN else None
+def about_database(database: DemoDatabase) -> str:
+    """One line: which database it is, and how to get the other."""
+    if database.refusal is not None:
+        return f"Database: SQLite, because Postgres did not start here: {database.refusal}"
+    if database.tables.kind == "postgres":
+        return "Database: Postgres, started for this run (--database sqlite runs without a server)"
+    return "Database: SQLite (for Postgres: pip install 'semel[postgres,clients]')"
 
 
 def _view(progress: Progress) -> Table:
-    from semel.demo.kills import VICTIMS
-    from semel.demo.pipelines import PIPELINES
+    from semel.demo.pipeline_names import PIPELINES
     from semel.demo.report import TITLES
 
     view = Table.grid(padding=(0, 2))
@@ -103,13 +101,13 @@ def _view(progress: Progress) -> Table:
         repeated = progress.repeated[pipeline]
         told = f"[red]{repeated:,} twice[/red]" if repeated else "[green]none twice[/green]"
         view.add_row(TITLES[pipeline], f"{progress.done[pipeline]:,} orders done, {told}")
-    view.add_row("kill -9", ", ".join(f"{victim} {progress.kills[victim]}x" for victim in VICTIMS))
+    view.add_row("kill -9", ", ".join(f"{victim} {count}x" for victim, count in progress.kills.items()))
     return view
 
 
 def _print(result: Result, console: Console) -> None:
-    from semel.demo.pipelines import PIPELINES
-    from semel.demo.report import ROWS, TITLES, conclusion
+    from semel.demo.pipeline_names import PIPELINES
+    from semel.demo.report import TITLES, conclusion, lines
 
     for one in result.kills:
         back = "" if one.back_at is None else f", back after {one.back_at - one.at:.1f} s"
@@ -120,13 +118,15 @@ def _print(result: Result, console: Console) -> None:
     table.add_column("")
     for pipeline in PIPELINES:
         table.add_column(TITLES[pipeline], justify="right")
-    for name, field in ROWS:
-        counts: list[int] = [getattr(result.tallies[pipeline], field) for pipeline in PIPELINES]
-        table.add_row(name, *(f"{count:,}" if field == "orders" else _coloured(count) for count in counts))
+    for line in lines(result):
+        cells = zip(line.texts, line.are_good, strict=True)
+        table.add_row(line.name, *(_coloured(text, good) for text, good in cells), style=None if line.texts else "bold")
     console.print(table)
     colour = "green" if result.exit_code == 0 else "red"
     console.print(f"\n[{colour}]{conclusion(result)}[/{colour}] It took {result.seconds:.0f} s.", highlight=False)
 
 
-def _coloured(number: int) -> str:
-    return f"[red]{number:,}[/red]" if number else f"[green]{number}[/green]"
+def _coloured(text: str, is_good: bool | None) -> str:
+    if is_good is None:
+        return text
+    return f"[green]{text}[/green]" if is_good else f"[red]{text}[/red]"

@@ -6,19 +6,20 @@ import math
 import random
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from semel.cli.side_effects import print_side_effects, show_side_effects
 from semel.cli.verify import parse_option, parse_time
 from semel.errors import SemelError
+from semel.verify.course import Progress
 from semel.verify.faults.kinds import ABOUT
 from semel.verify.guarantees import DEFAULT_OPTIONS, DEFAULT_RATES, Comparison, GuaranteeSettings, compare
 from semel.verify.guarantees_report import conclusion, write_guarantees_report
-from semel.verify.run import Progress
 from semel.verify.workloads.options import GUARANTEES
 
 _EXITS = {"shown": 0, "broken": 1, "nothing": 2}
@@ -48,18 +49,30 @@ def guarantees(
             + "."
         ),
     ] = None,
+    effects: Annotated[
+        bool,
+        typer.Option(
+            "--effects",
+            help="Compare four ways to make calls to the outside instead; of the others it takes "
+            "--seed, --folder and --json.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
 ) -> None:
     """Run one pipeline at most once, at least once and exactly once under the same faults; count what each loses and
-    repeats. Ends with 1 if a guarantee was not kept, with 2 if the faults were too mild to show anything."""
+    repeats. Exits with status 1 if a guarantee was not kept, with 2 if the faults were too mild to show anything."""
     console = Console(stderr=as_json)
+    folder = folder or Path(tempfile.mkdtemp(prefix="semel-guarantees-"))
+    seed = random.randrange(1_000_000) if seed is None else seed
+    if effects:
+        _compare_effects(folder, seed, console, as_json)
     try:
         settings = GuaranteeSettings(
-            folder=folder or Path(tempfile.mkdtemp(prefix="semel-guarantees-")),
+            folder=folder,
             target=target,
             client=client,
             faults=faults,
-            seed=random.randrange(1_000_000) if seed is None else seed,
+            seed=seed,
             time_s=parse_time(time),
             options=dict(map(parse_option, option or [])),
         )
@@ -74,6 +87,20 @@ def guarantees(
         typer.echo(comparison.to_json())
     else:
         _print(comparison, console)
+    raise typer.Exit(_EXITS[comparison.outcome])
+
+
+def _compare_effects(folder: Path, seed: int, console: Console, as_json: bool) -> NoReturn:
+    console.print(f"[bold]semel guarantees --effects --seed {seed}[/bold]")
+    try:
+        comparison = show_side_effects(folder, seed, console)
+    except SemelError as error:
+        console.print(f"[red]Nothing was shown:[/red] {error}", highlight=False)
+        raise typer.Exit(2) from error
+    if as_json:
+        typer.echo(comparison.to_json())
+    else:
+        print_side_effects(comparison, folder, console)
     raise typer.Exit(_EXITS[comparison.outcome])
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version as installed_version
 from typing import Annotated
 
 import typer
 
+from semel import __version__
 from semel.cli.bench import bench
 from semel.cli.demo import demo
 from semel.cli.guarantees import guarantees
@@ -39,7 +39,7 @@ def broker(context: typer.Context) -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"semel {installed_version('semel')}")
+        typer.echo(f"semel {__version__}")
         raise typer.Exit
 
 

@@ -11,13 +11,18 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from semel.demo.pipelines import PIPELINES, START
+from semel.demo.pipeline_names import PIPELINES
+from semel.demo.pipelines import START
+from semel.demo.tables import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 _LOOK_S: Final = 1
 _PAUSE_S: Final = 0.5
@@ -43,10 +48,12 @@ def main() -> None:
     threading.Thread(target=_listen, args=(finish,), daemon=True).start()
     spark = make_spark()
     tell("ready")
-    runs = [
-        threading.Thread(target=_keep_running, args=(spark, name, told["bootstrap"], Path(told["folder"]), finish))
-        for name in PIPELINES
-    ]
+    tables, bootstrap, folder = Tables(**told["tables"]), told["bootstrap"], Path(told["folder"])
+
+    def start(name: str) -> StreamingQuery:
+        return START[name](spark, tables, bootstrap, str(folder / name), _tell_batch)
+
+    runs = [threading.Thread(target=_keep_running, args=(name, partial(start, name), finish)) for name in PIPELINES]
     for run in runs:
         run.start()
     for run in runs:
@@ -79,16 +86,16 @@ def _listen(finish: threading.Event) -> None:
         os._exit(1)
 
 
-def _keep_running(spark: SparkSession, name: str, bootstrap: str, folder: Path, finish: threading.Event) -> None:
+def _tell_batch(pipeline: str, number: int | None, records: int) -> None:
+    tell("batch", pipeline=pipeline, number=number, records=records)
+
+
+def _keep_running(name: str, start: Callable[[], StreamingQuery], finish: threading.Event) -> None:
     """Start a query again whenever it fails, as any supervisor of jobs would, until all of its input is done."""
-
-    def batch(pipeline: str, number: int, records: int) -> None:
-        tell("batch", pipeline=pipeline, number=number, records=records)
-
     while True:
         try:
             with _ONE_AT_A_TIME:
-                query = START[name](spark, bootstrap, str(folder / name), batch)
+                query = start()
             while not finish.is_set():
                 if query.awaitTermination(_LOOK_S):
                     break

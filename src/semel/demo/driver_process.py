@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from semel.demo.tables import Tables
 from semel.demo.victims import Process, descendants, kill_family, kill_rest
 from semel.errors import SemelError
 from semel.processes import spawn
@@ -24,8 +26,8 @@ class DriverFailed(SemelError):
 class DriverProcess:
     """One life of the driver. `listen` is called, in a thread, with every event that it tells."""
 
-    def __init__(self, bootstrap: str, folder: Path, listen: Callable[[dict[str, Any]], None]) -> None:
-        told = json.dumps({"bootstrap": bootstrap, "folder": str(folder)})
+    def __init__(self, bootstrap: str, tables: Tables, folder: Path, listen: Callable[[dict[str, Any]], None]) -> None:
+        told = json.dumps({"bootstrap": bootstrap, "tables": asdict(tables), "folder": str(folder)})
         self._log = folder / "driver.log"
         self._listen = listen
         self._is_killed = False

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from semel.client import left_open
 from semel.client.producer import Producer
 from semel.demo.orders import INPUT, Order, make_orders
 
@@ -25,6 +26,7 @@ class Feeder(threading.Thread):
         super().__init__(name="demo-feeder", daemon=True)
         self._servers, self._seed, self._per_second, self._done = bootstrap, seed, per_second, done
         self._is_over = threading.Event()
+        self._producer: Producer | None = None
         self.sent: list[Order] = []
         self.history: list[tuple[float, int]] = []
         """How many were sent, and when, on the monotonic clock."""
@@ -44,11 +46,18 @@ class Feeder(threading.Thread):
             raise self.error
         return self.sent
 
+    def abandon(self) -> None:
+        """Stop without waiting. What is on its way is given up: the interpreter must not flush it when it exits."""
+        self._is_over.set()
+        if self._producer is not None:
+            left_open.forget(self._producer)
+
     def _feed(self) -> None:
         orders = make_orders(self._seed)
         settings = {"bootstrap.servers": self._servers, "delivery.timeout.ms": _DELIVERY_MS}
         next_at = time.monotonic()
         with Producer(settings) as producer:
+            self._producer = producer
             while not self._is_over.wait(max(0.0, next_at - time.monotonic())):
                 next_at = max(next_at + _CHUNK / self._per_second, time.monotonic())
                 if len(self.sent) - self._done() >= _UNDER_WAY_MAX:

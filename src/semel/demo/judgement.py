@@ -6,8 +6,11 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
+from typing import TypeVar
 
-from semel.demo.orders import INVOICES, PARCELS, REVENUE
+from semel.demo.orders import INVOICES, PARCELS, REVENUE, Sale
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,45 @@ class Tally:
     @property
     def is_exactly_once(self) -> bool:
         return not (self.lost or self.repeated or self.wrong or self.torn)
+
+
+@dataclass(frozen=True, slots=True)
+class TableTally:
+    """Of one pipeline, over its table."""
+
+    expected: int
+    """Rows that must be there: one for each order."""
+    found: int
+    lost: int
+    repeated: int
+    """Rows beyond the first of each order."""
+    wrong: int
+    """Rows that nobody expects, such as another sum."""
+    expected_cents: int
+    found_cents: int
+    """What the rows add up to."""
+
+    @property
+    def is_exactly_once(self) -> bool:
+        return not (self.lost or self.repeated or self.wrong)
+
+
+def judge_table(expected: Set[Sale], found: Counter[Sale]) -> TableTally:
+    """Compare what must be in the table with what is in it.
+
+    >>> tally = judge_table({Sale(1, "teapot", "kitchen", 5)}, Counter([Sale(1, "teapot", "kitchen", 5)] * 3))
+    >>> (tally.repeated, tally.found_cents)
+    (2, 15)
+    """
+    return TableTally(
+        expected=len(expected),
+        found=found.total(),
+        lost=len(expected - found.keys()),
+        repeated=_repeats(expected, found),
+        wrong=sum(count for sale, count in found.items() if sale not in expected),
+        expected_cents=sum(sale.cents for sale in expected),
+        found_cents=sum(sale.cents * count for sale, count in found.items()),
+    )
 
 
 def judge(
@@ -73,7 +115,7 @@ def half_orders(invoices: Collection[bytes], parcels: Collection[bytes]) -> set[
     return set(invoices) ^ set(parcels)
 
 
-def _repeats(expected: Set[bytes], found: Counter[bytes]) -> int:
+def _repeats(expected: Set[_Value], found: Counter[_Value]) -> int:
     return sum(count - 1 for value, count in found.items() if value in expected)
 
 

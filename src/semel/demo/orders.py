@@ -19,6 +19,9 @@ REVENUE: Final = "revenue"
 TOPICS: Final = (REVENUE, INVOICES, PARCELS)
 """What a pipeline writes: of each order an invoice and a parcel, and of each window the revenue of a category."""
 
+SALES: Final = "sales"
+"""The table that a pipeline fills: a row for each order."""
+
 WINDOW_MS: Final = 10_000
 LATENESS_MS: Final = 20_000
 _START_MS: Final = 1_767_225_600_000
@@ -29,6 +32,15 @@ class Product(NamedTuple):
     """What the enrichment knows."""
 
     name: str
+    category: str
+    cents: int
+
+
+class Sale(NamedTuple):
+    """A row of the table, by the names of its columns."""
+
+    order_number: int
+    product: str
     category: str
     cents: int
 
@@ -97,6 +109,11 @@ def expected(orders: Iterable[Order]) -> dict[str, set[bytes]]:
         },
         PARCELS: {_text(order=one.number, product=one.product, quantity=one.quantity) for one in orders},
     }
+
+
+def expected_sales(orders: Iterable[Order]) -> set[Sale]:
+    """What must be in the table once."""
+    return {Sale(one.number, one.product, one.category, one.cents) for one in orders}
 
 
 def _revenue(orders: list[Order]) -> set[bytes]:

@@ -1,39 +1,34 @@
-"""The pipeline of the demo, as a data engineer would write it, and its two sinks: Semel's, and the usual one.
+"""The pipeline of the demo, as a data engineer would write it, with Semel's sinks and with the usual ones.
 
 Everything above the sinks is shared: read orders, look up their products, write an invoice and a parcel of each, and
-add up the revenue of each category in windows. It all goes to three topics.
+add up the revenue of each category in windows. It all goes to three topics, and the invoices into a table too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from semel.bridges.spark_sink import DatabaseSink
 from semel.client.producer import Producer
 from semel.demo.orders import INPUT, INVOICES, LATENESS_MS, PARCELS, PRODUCTS, REVENUE, TOPICS, WINDOW_MS
-from semel.spark.stream import write_stream
+from semel.demo.pipeline_names import PLAIN, SEMEL, topic_of
+from semel.demo.tables import Tables
+from semel.spark.sink import KafkaSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-PLAIN: Final = "plain"
-SEMEL: Final = "semel"
-PIPELINES: Final = (PLAIN, SEMEL)
 _TRIGGER: Final = {"processingTime": "1 second"}
 _BATCH_ORDERS: Final = 3_000
 _FLUSH_ROWS: Final = 200
+_INSERT_ROWS: Final = 500
 
-Told = Callable[[str, int, int], None]
+Told = Callable[[str, int | None, int], None]
 """Called with the pipeline's name, a batch's number and its records when the batch is written."""
-
-
-def topic_of(pipeline: str, topic: str) -> str:
-    """
-    >>> topic_of("semel", "invoices")
-    'semel-invoices'
-    """
-    return f"{pipeline}-{topic}"
 
 
 def make_records(spark: SparkSession, bootstrap: str, pipeline: str) -> DataFrame:
@@ -73,23 +68,45 @@ def make_records(spark: SparkSession, bootstrap: str, pipeline: str) -> DataFram
     return documents.union(revenue)
 
 
-def start_semel(spark: SparkSession, bootstrap: str, checkpoint: str, tell: Told) -> StreamingQuery:
-    """Exactly once: each micro-batch is one transaction over all three topics."""
-    return write_stream(
-        make_records(spark, bootstrap, SEMEL),
+def sales_of(df: DataFrame, pipeline: str) -> DataFrame:
+    """Of a micro-batch, the rows for the table: its invoices."""
+    from pyspark.sql import functions as f
+
+    schema = "order long, product string, category string, cents long"
+    invoices = df.where(df["topic"] == topic_of(pipeline, INVOICES))
+    sales = invoices.select(f.from_json("value", schema).alias("sale")).select("sale.*")
+    return sales.withColumnRenamed("order", "order_number")
+
+
+def start_semel(spark: SparkSession, tables: Tables, bootstrap: str, checkpoint: str, tell: Told) -> StreamingQuery:
+    """Exactly once: each micro-batch is one transaction of the database, and one of Kafka over all three topics."""
+    table = DatabaseSink(name="semel-shop-table", to=tables.target(SEMEL))
+    topics = KafkaSink(
         name="semel-shop",
         bootstrap=bootstrap,
-        checkpoint=checkpoint,
-        trigger=_TRIGGER,
         on_progress=lambda batch: tell(SEMEL, batch.batch_id, batch.records),
     )
 
+    def write(df: DataFrame, batch_id: int) -> None:
+        table(sales_of(df, SEMEL), batch_id)
+        topics(df, batch_id)
 
-def start_plain(spark: SparkSession, bootstrap: str, checkpoint: str, tell: Told) -> StreamingQuery:
-    """At least once, with the usual recipe: `foreachBatch`, and in it one topic after another.
+    return _start(make_records(spark, bootstrap, SEMEL), write, "semel-shop", checkpoint)
+
+
+def start_plain(spark: SparkSession, tables: Tables, bootstrap: str, checkpoint: str, tell: Told) -> StreamingQuery:
+    """At least once, with the usual recipe: `foreachBatch`, and in it the table and then one topic after another.
 
     Its producer is idempotent and waits for all acknowledgements, so what it repeats is not the network's doing.
     """
+    statement = tables.insert_into(PLAIN)
+
+    def insert(rows: Iterable[Any]) -> None:
+        with closing(tables.connect(PLAIN)) as connection:
+            rows = iter(rows)
+            while chunk := list(islice(rows, _INSERT_ROWS)):
+                connection.cursor().executemany(statement, [tuple(row) for row in chunk])
+                connection.commit()
 
     def produce(rows: Iterable[Any]) -> None:
         with Producer({"bootstrap.servers": bootstrap}) as producer:
@@ -99,18 +116,27 @@ def start_plain(spark: SparkSession, bootstrap: str, checkpoint: str, tell: Told
                     producer.flush()
 
     def write(df: DataFrame, batch_id: int) -> None:
-        df.persist()
+        sales_of(df, PLAIN).foreachPartition(insert)
         for topic in TOPICS:
             df.where(df["topic"] == topic_of(PLAIN, topic)).foreachPartition(produce)
         tell(PLAIN, batch_id, df.count())
-        df.unpersist()
 
-    records = make_records(spark, bootstrap, PLAIN)
-    writer = records.writeStream.foreachBatch(write).queryName("plain-shop").option("checkpointLocation", checkpoint)
+    return _start(make_records(spark, bootstrap, PLAIN), write, "plain-shop", checkpoint)
+
+
+def _start(records: DataFrame, write: Callable[[DataFrame, int], None], name: str, checkpoint: str) -> StreamingQuery:
+    def each(df: DataFrame, batch_id: int) -> None:
+        df.persist()  # it is written in several steps, and computed once
+        try:
+            write(df, batch_id)
+        finally:
+            df.unpersist()
+
+    writer = records.writeStream.foreachBatch(each).queryName(name).option("checkpointLocation", checkpoint)
     return writer.trigger(**_TRIGGER).start()
 
 
-START: Final[dict[str, Callable[[SparkSession, str, str, Told], StreamingQuery]]] = {
+START: Final[dict[str, Callable[[SparkSession, Tables, str, str, Told], StreamingQuery]]] = {
     PLAIN: start_plain,
     SEMEL: start_semel,
 }

@@ -12,7 +12,7 @@ from typing import Final
 from semel.client.fetcher import Fetcher
 from semel.demo.judgement import half_orders
 from semel.demo.orders import INVOICES, PARCELS, TOPICS
-from semel.demo.pipelines import PIPELINES, topic_of
+from semel.demo.pipeline_names import PIPELINES, topic_of
 
 PARTITIONS: Final = 2
 _WAIT_MS: Final = 250.0

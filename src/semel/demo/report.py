@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Final
 
 from semel.charts import COLOURS, Axis, Series, Span, line_chart
 from semel.demo.judgement import Tally
 from semel.demo.kills import ABOUT, VICTIMS, Victim
-from semel.demo.pipelines import PIPELINES, PLAIN, SEMEL
+from semel.demo.pipeline_names import PIPELINES, PLAIN, SEMEL
 from semel.demo.readers import Sample
 from semel.demo.run import Result
 from semel.verify.report import STYLE
@@ -22,15 +23,50 @@ table.result th, table.result td { padding: .55rem .6rem .55rem 0; } table.resul
 td.number, th.number, td.short { white-space: nowrap; }
 """
 _COLOURS: Final[dict[Victim, str]] = {
-    victim: COLOURS[number] for victim, number in zip(VICTIMS, (3, 4, 5), strict=True)
+    victim: COLOURS[number] for victim, number in zip(VICTIMS, (3, 4, 5, 6), strict=True)
 }
-ROWS: Final = (
-    ("orders sent", "orders"),
-    ("lost", "lost"),
-    ("repeated", "repeated"),
-    ("wrong", "wrong"),
-    ("torn", "torn"),
-)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the table: its name and, for each pipeline, a text and whether it is as it should be.
+
+    None says that there is nothing to judge. A line without texts is a heading.
+    """
+
+    name: str
+    texts: tuple[str, ...] = ()
+    are_good: tuple[bool | None, ...] = ()
+
+
+def lines(result: Result) -> Iterator[Line]:
+    """The table, for the terminal and for the page."""
+    tallies = [result.tallies[pipeline] for pipeline in PIPELINES]
+    tables = [result.table_tallies[pipeline] for pipeline in PIPELINES]
+    yield _line("orders sent", [tally.orders for tally in tallies], is_judged=False)
+    yield Line("Kafka, records of three topics")
+    yield _line("lost", [tally.lost for tally in tallies])
+    yield _line("repeated", [tally.repeated for tally in tallies])
+    yield _line("wrong", [tally.wrong for tally in tallies])
+    yield _line("torn", [tally.torn for tally in tallies])
+    yield Line(f"{result.database}, one row per order")
+    yield _line("rows expected", [table.expected for table in tables], is_judged=False)
+    yield _line("rows found", [table.found for table in tables], is_judged=False)
+    yield _line("rows lost", [table.lost for table in tables])
+    yield _line("rows repeated", [table.repeated for table in tables])
+    yield _line("rows wrong", [table.wrong for table in tables])
+    yield Line("total expected", tuple(_money(table.expected_cents) for table in tables), (None,) * len(tables))
+    yield Line(
+        "total found",
+        tuple(_money(table.found_cents) for table in tables),
+        tuple(table.found_cents == table.expected_cents for table in tables),
+    )
+
+
+def _line(name: str, counts: Sequence[int], *, is_judged: bool = True) -> Line:
+    return Line(
+        name, tuple(f"{count:,}" for count in counts), tuple(count == 0 if is_judged else None for count in counts)
+    )
 
 
 def render(result: Result) -> str:
@@ -41,14 +77,14 @@ def render(result: Result) -> str:
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>semel demo</title><style>{STYLE}{_MORE_STYLE}</style></head><body>",
-            "<h1>One Spark pipeline, two sinks, the same kills</h1>",
+            "<h1>One Spark pipeline, with and without Semel, under the same kills</h1>",
             f'<p class="dim">seed {settings.seed}, {result.seconds:.0f} seconds, {len(result.kills)} kills</p>',
             *_verdict(result),
             *_table(result),
             *_charts(result),
             *_kills(result),
-            *_why(),
-            f"<h2>The same again</h2><pre>semel demo --seconds {settings.seconds:g} --seed {settings.seed}</pre>",
+            *_why(result),
+            f"<h2>The same again</h2><pre>{settings.command}</pre>",
             "</body></html>\n",
         )
     )
@@ -57,13 +93,20 @@ def render(result: Result) -> str:
 def conclusion(result: Result) -> str:
     """What follows, in a sentence or two."""
     plain, semel = result.tallies[PLAIN], result.tallies[SEMEL]
-    if not semel.is_exactly_once:
+    plain_table, semel_table = result.table_tallies[PLAIN], result.table_tallies[SEMEL]
+    if not (semel.is_exactly_once and semel_table.is_exactly_once):
         return "Semel's column is not all zeros: this must not happen, and is worth an issue with the seed."
-    if not plain.repeated:
-        return "No kill struck the plain sink where it hurts, so there is nothing to compare with: run it again."
+    for repeated, where in ((plain.repeated, "Kafka"), (plain_table.repeated, result.database)):
+        if not repeated:
+            return (
+                f"No kill hit the plain sink while it mattered for {where}, so there is nothing to compare with: run "
+                "it again."
+            )
     return (
-        f"After {len(result.kills)} kills the plain sink has repeated {plain.repeated:,} records, and its invoices ask "
-        f"for {_money(plain.cents)} too much. Semel's sink has every record once."
+        f"After {len(result.kills)} kills the plain sink has repeated {plain.repeated:,} records in Kafka and "
+        f"{plain_table.repeated:,} rows in {result.database}, where sales add up to "
+        f"{_money(plain_table.found_cents - plain_table.expected_cents)} too much. With Semel every record and every "
+        "row is there once."
     )
 
 
@@ -75,18 +118,21 @@ def _verdict(result: Result) -> Iterator[str]:
 def _table(result: Result) -> Iterator[str]:
     yield '<div class="scroll"><table class="result"><tr><th></th>'
     yield "".join(f'<th class="number">{escape(TITLES[pipeline])}</th>' for pipeline in PIPELINES) + "</tr>"
-    tallies = [result.tallies[pipeline] for pipeline in PIPELINES]
-    for name, field in ROWS:
-        yield f"<tr><td>{name}</td>" + "".join(_cell(tally, field) for tally in tallies) + "</tr>"
-    money = "".join(f'<td class="number">{_mark(tally.cents, _money(tally.cents))}</td>' for tally in tallies)
-    yield f"<tr><td>invoiced too much</td>{money}</tr></table></div>"
-    first = tallies[0]
+    for line in lines(result):
+        if not line.texts:
+            yield f'<tr><th colspan="{len(PIPELINES) + 1}">{escape(line.name)}</th></tr>'
+            continue
+        cells = zip(line.texts, line.are_good, strict=True)
+        yield f"<tr><td>{escape(line.name)}</td>" + "".join(_cell(text, good) for text, good in cells) + "</tr>"
+    yield "</table></div>"
+    plain = result.tallies[PLAIN]
     yield (
-        f'<p class="dim">Of each order an invoice and a parcel, and of {first.windows:,} windows the revenue: all were '
-        "compared, value by value, with what plain Python makes of the same orders. <b>Repeated</b> are records beyond "
-        f"the first of each: {_repeats(tallies[0])} for the plain sink. <b>Wrong</b> are records that nobody expects, "
-        "such as another sum. <b>Torn</b> are orders of which a reader saw the invoice and not the parcel, or the "
-        "reverse, while the driver lay dead.</p>"
+        f'<p class="dim">The topics have an invoice and a parcel of each order, and the revenue of {plain.windows:,} '
+        "windows; the table has a row of each order. Everything was compared, value by value, with what plain Python "
+        "makes of the same orders. <b>Repeated</b> are records and rows beyond the first of each: in Kafka "
+        f"{_repeats(plain)} for the plain sink, whose invoices ask for {_money(plain.cents)} too much. <b>Wrong</b> "
+        "are records and rows that nobody expects, such as another sum. An order is <b>torn</b> if a reader saw its "
+        "invoice but not its parcel, or the reverse, while the driver was down.</p>"
     )
 
 
@@ -94,10 +140,9 @@ def _repeats(tally: Tally) -> str:
     return f"{tally.repeated_documents:,} invoices and parcels, {tally.repeated_revenues:,} revenues"
 
 
-def _cell(tally: Tally, field: str) -> str:
-    count: int = getattr(tally, field)
-    text = f"{count:,}" if field == "orders" else _mark(count, f"{count:,}")
-    return f'<td class="number">{text}</td>'
+def _cell(text: str, is_good: bool | None) -> str:
+    shown = text if is_good is None else _mark(not is_good, text)
+    return f'<td class="number">{shown}</td>'
 
 
 def _mark(count: int, text: str) -> str:
@@ -185,7 +230,8 @@ def waiting(result: Result, pipeline: str) -> list[tuple[float, float]]:
 
 def _kills(result: Result) -> Iterator[str]:
     yield "<h2>The kills</h2>"
-    items = "".join(f"<li><b>{victim}</b>: {escape(ABOUT[victim])}</li>" for victim in VICTIMS)
+    struck = {one.victim for one in result.kills}
+    items = "".join(f"<li><b>{victim}</b>: {escape(ABOUT[victim])}</li>" for victim in VICTIMS if victim in struck)
     yield f"<p>All with <code>kill -9</code>, and both pipelines suffer each of them.</p><ul>{items}</ul>"
     yield '<div class="scroll"><table><tr><th>at</th><th>who</th><th>when</th><th class="number">back after</th>'
     yield '<th class="number">torn, plain</th><th class="number">torn, Semel</th></tr>'
@@ -205,15 +251,17 @@ def _kills(result: Result) -> Iterator[str]:
         yield f'<p class="dim">Queries that stopped with an error and were started again: {told}.</p>'
 
 
-def _why() -> Iterator[str]:
+def _why(result: Result) -> Iterator[str]:
     yield (
         "<h2>Why</h2><p>Both are the same query: orders are read, their products looked up, an invoice and a parcel "
-        "made of each, and the revenue of each category added up in windows. After a crash Spark does the micro-batch "
-        "again that was under way. Both sinks then get the same rows a second time.</p>"
-        "<p><b>The plain sink</b> is the usual recipe: <code>foreachBatch</code> writes one topic after the other with "
-        "an idempotent producer that waits for every acknowledgement. What it had written before the crash is there, "
-        "and is written again. Until then, readers see half of the batch.</p>"
-        "<p><b>Semel's sink</b> writes a micro-batch in one transaction, with a record that says which batch it was. "
-        "If the crash comes before the commit, readers never see what was written; if it comes after, the batch is "
-        "recognised and not written again.</p>"
+        "made of each, and the revenue of each category added up in windows. After a crash Spark repeats the "
+        "micro-batch that was under way. Both sinks then get the same rows a second time.</p>"
+        "<p><b>The plain sink</b> is the usual recipe: <code>foreachBatch</code> inserts rows into the table and "
+        "commits them, then writes one topic after the other with an idempotent producer that waits for every "
+        "acknowledgement. What it had written before the crash is there, and is written again. Until then, readers see "
+        "half of the batch.</p>"
+        "<p><b>Semel's sinks</b> write a micro-batch in one Kafka transaction, with a record that says which batch it "
+        f"was, and in one transaction of {result.database}, with a row that says so. If the crash comes before the "
+        "commit, readers never see what was written. If it comes after, the batch is recognised and not written "
+        "again.</p>"
     )

@@ -12,18 +12,20 @@ from typing import Any, Final
 
 from semel.broker.process import Broker
 from semel.client.admin import Admin
+from semel.demo.database import DemoDatabase
 from semel.demo.driver_process import DriverProcess
 from semel.demo.feeder import Feeder
-from semel.demo.judgement import Tally, judge
+from semel.demo.judgement import TableTally, Tally, judge, judge_table
 from semel.demo.kills import ABOUT, MOMENTS, VICTIMS, Kill, Victim, plan_kills, wait_moment
-from semel.demo.orders import INPUT, TOPICS, expected
-from semel.demo.pipelines import PIPELINES, PLAIN, SEMEL, topic_of
+from semel.demo.orders import INPUT, TOPICS, Order, expected, expected_sales
+from semel.demo.pipeline_names import PIPELINES, PLAIN, SEMEL, topic_of
 from semel.demo.readers import PARTITIONS, LiveReader, Moments, Sample, look_for_half_orders, read_values
+from semel.demo.tables import Kind
 from semel.demo.victims import kill_workers
 from semel.errors import RequestTimedOut
 
 ORDERS_PER_SECOND: Final = 300
-_BROKER_AWAY_S: Final = 1.0
+_AWAY_S: Final = 1.0
 _MARKERS_S: Final = 0.3
 _WELL_S: Final = 240.0
 """A machine that is busy with other things takes minutes for what takes seconds on a quiet one."""
@@ -37,6 +39,12 @@ class DemoSettings:
     folder: Path
     seconds: float
     seed: int
+    database: Kind = "postgres"
+
+    @property
+    def command(self) -> str:
+        """For the same orders and kills again."""
+        return f"semel demo --seconds {self.seconds:g} --seed {self.seed} --database {self.database}"
 
 
 @dataclass(slots=True)
@@ -57,6 +65,9 @@ class Result:
 
     settings: DemoSettings
     tallies: dict[str, Tally]
+    table_tallies: dict[str, TableTally]
+    database: str
+    """Which one it was: "Postgres" or "SQLite"."""
     kills: list[Struck]
     samples: dict[str, list[Sample]]
     """What the live reader got, by pipeline; times are seconds since the start."""
@@ -68,10 +79,13 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """1 if Semel's column is not all zeros, 2 if the plain one has nothing to compare it with."""
-        if not self.tallies[SEMEL].is_exactly_once:
+        """1 if Semel's column is not all zeros, 2 if the plain one has nothing to compare it with.
+
+        In the topics and in the table: a run that shows only one of them has not shown what it is for.
+        """
+        if not (self.tallies[SEMEL].is_exactly_once and self.table_tallies[SEMEL].is_exactly_once):
             return 1
-        return 0 if self.tallies[PLAIN].repeated else 2
+        return 0 if self.tallies[PLAIN].repeated and self.table_tallies[PLAIN].repeated else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +97,22 @@ class Progress:
     sent: int
     done: dict[str, int]
     repeated: dict[str, int]
-    kills: Counter[Victim]
+    kills: dict[Victim, int]
 
 
 class DemoRun:
-    """Used once. `watch` is called a few times a second."""
+    """Used once. `watch` is called a few times a second, and `note` once, when the database is there."""
 
-    def __init__(self, settings: DemoSettings, watch: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, settings: DemoSettings, watch: Callable[[Progress], None], note: Callable[[DemoDatabase], None]
+    ) -> None:
         self._settings = settings
         self._watch = watch
+        self._note = note
         self._began = time.monotonic()
         self._stage = "starting"
         self._broker = Broker(data=settings.folder / "broker")
+        self._database = DemoDatabase(settings.database, settings.folder)
         self._driver: DriverProcess | None = None
         self._kills: list[Struck] = []
         self._torn: dict[str, set[bytes]] = {pipeline: set() for pipeline in PIPELINES}
@@ -105,11 +123,11 @@ class DemoRun:
 
     def run(self) -> Result:
         """Everything; whatever ends it, no process is left."""
-        with self._broker:
+        with self._database, self._broker:
             try:
                 return self._run()
             except BaseException:
-                self._broker.kill()  # whoever presses Ctrl-C does not want to wait for an orderly end
+                self._broker.kill()  # after Ctrl-C nobody wants to wait for an orderly end
                 raise
             finally:
                 if self._driver is not None:
@@ -117,11 +135,43 @@ class DemoRun:
 
     def _run(self) -> Result:
         settings, bootstrap = self._settings, self._broker.bootstrap
+        self._note(self._database)
         with Admin({"bootstrap.servers": bootstrap}) as admin:
             topics = [topic_of(pipeline, topic) for pipeline in PIPELINES for topic in TOPICS]
             admin.create_topics(INPUT, *topics, partitions=PARTITIONS)
         self._reader = LiveReader(bootstrap)
         self._feeder = Feeder(bootstrap, seed=settings.seed, per_second=ORDERS_PER_SECOND, done=self._done)
+        try:
+            orders = self._feed_and_kill()
+        except BaseException:
+            self._feeder.abandon()
+            raise
+        wanted = expected(orders)
+        tallies = {
+            pipeline: judge(len(orders), wanted, read_values(bootstrap, pipeline), self._torn[pipeline])
+            for pipeline in PIPELINES
+        }
+        sales, tables = expected_sales(orders), self._database.tables
+        table_tallies = {pipeline: judge_table(sales, tables.read(pipeline)) for pipeline in PIPELINES}
+        samples = {
+            pipeline: [Sample(one.at - self._began, one.new, one.repeated) for one in self._reader.samples(pipeline)]
+            for pipeline in PIPELINES
+        }
+        fed = [(at - self._began, count) for at, count in self._feeder.history]
+        return Result(
+            settings=settings,
+            tallies=tallies,
+            table_tallies=table_tallies,
+            database=self._database.title,
+            kills=self._kills,
+            samples=samples,
+            fed=fed,
+            failures=self._failures,
+            seconds=self._now(),
+        )
+
+    def _feed_and_kill(self) -> list[Order]:
+        """Everything until both pipelines have ended; returns the orders that were sent."""
         self._start_driver()
         self._feeder.start()
         self._reader.start()
@@ -132,34 +182,27 @@ class DemoRun:
         self._stage = "counting"
         self._tell()
         self._reader.finish()
-        wanted = expected(orders)
-        tallies = {
-            pipeline: judge(len(orders), wanted, read_values(bootstrap, pipeline), self._torn[pipeline])
-            for pipeline in PIPELINES
-        }
-        samples = {
-            pipeline: [Sample(one.at - self._began, one.new, one.repeated) for one in self._reader.samples(pipeline)]
-            for pipeline in PIPELINES
-        }
-        fed = [(at - self._began, count) for at, count in self._feeder.history]
-        return Result(settings, tallies, self._kills, samples, fed, self._failures, self._now())
+        return orders
 
     # The kills.
 
     def _kill_by_plan(self) -> None:
         moments = Moments(self._broker.bootstrap)
         try:
-            for kill in plan_kills(self._settings.seed):
+            for kill in plan_kills(self._settings.seed, has_server=self._database.can_be_killed):
                 self._stage = "both at work" if self._kills else "Spark is starting"
                 self._wait_well()
                 is_over = self._now() >= self._settings.seconds
-                if is_over and {struck.victim for struck in self._kills} == set(VICTIMS):
+                if is_over and {struck.victim for struck in self._kills} == set(self._victims()):
                     return
                 self._stage = f"next: kill -9 for the {kill.victim}, {MOMENTS[kill.moment].replace('was', 'is')}"
-                has_come = wait_moment(moments, kill.moment, self._check)
+                has_come = wait_moment(moments, self._database.tables, kill.moment, self._check)
                 self._strike(kill, MOMENTS[kill.moment] if has_come else "at no special moment")
         finally:
             moments.close()
+
+    def _victims(self) -> list[Victim]:
+        return [victim for victim in VICTIMS if victim != "database" or self._database.can_be_killed]
 
     def _strike(self, kill: Kill, note: str) -> None:
         struck = Struck(kill.victim, self._now(), note)
@@ -167,6 +210,8 @@ class DemoRun:
             self._broker.kill()
         elif kill.victim == "executor":
             struck.note += f", {kill_workers(self._running().process_id)} processes"
+        elif kill.victim == "database":
+            struck.note += f", {self._database.kill()} processes"
         else:
             struck.note += f", {self._running().kill()} processes"
         with self._lock:
@@ -175,8 +220,11 @@ class DemoRun:
         self._stage = f"kill -9: {ABOUT[kill.victim]}"
         self._tell()
         if kill.victim == "broker":
-            time.sleep(_BROKER_AWAY_S)
+            time.sleep(_AWAY_S)
             self._broker.start()
+        elif kill.victim == "database":
+            time.sleep(_AWAY_S)
+            self._database.start()
         elif kill.victim == "driver":
             time.sleep(_MARKERS_S)  # a commit that the broker has been told of reaches all partitions
             for pipeline, orders in look_for_half_orders(self._broker.bootstrap).items():
@@ -187,7 +235,7 @@ class DemoRun:
     # The driver.
 
     def _start_driver(self) -> None:
-        self._driver = DriverProcess(self._broker.bootstrap, self._settings.folder, self._listen)
+        self._driver = DriverProcess(self._broker.bootstrap, self._database.tables, self._settings.folder, self._listen)
 
     def _running(self) -> DriverProcess:
         assert self._driver is not None
@@ -244,6 +292,7 @@ class DemoRun:
 
     def _tell(self) -> None:
         self._last_watched = time.monotonic()
+        struck = [one.victim for one in self._kills]
         self._watch(
             Progress(
                 elapsed_s=self._now(),
@@ -251,6 +300,6 @@ class DemoRun:
                 sent=len(self._feeder.sent),
                 done={pipeline: self._reader.orders(pipeline) for pipeline in PIPELINES},
                 repeated={pipeline: self._reader.repeated(pipeline) for pipeline in PIPELINES},
-                kills=Counter(struck.victim for struck in self._kills),
+                kills={victim: struck.count(victim) for victim in self._victims()},
             )
         )

@@ -13,6 +13,11 @@ from typing import Final
 
 _WORKER: Final = "pyspark.daemon pyspark.worker"
 _GONE_S: Final = 10.0
+_STOPPED_S: Final = 1.0
+_LOOK_S: Final = 0.005
+_HAS_PROC: Final = Path("/proc/self/stat").exists()
+_STILL: Final = "TtZX"
+"""States of a process that starts no other: stopped, traced, a zombie, dead. "X" also where there is no /proc."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +51,37 @@ def python_workers(driver: int) -> list[int]:
 
 def kill_workers(driver: int) -> int:
     """Kill them all at once; returns how many there were."""
-    return sum(_kill(number) for number in python_workers(driver))
+    return sum(_send(number, signal.SIGKILL) for number in python_workers(driver))
 
 
 def kill_family(driver: int) -> int:
     """Kill a driver, its JVM and everything below them, and wait until none is left; returns how many there were."""
-    family = [driver, *(process.number for process in descendants(driver))]
-    # Spark's daemon has left the group, hence one by one; parents first, so that nobody is started anew.
-    count = sum(_kill(number) for number in family)
+    family = _stop_family(driver)
+    # Spark's daemon has left the group, hence one by one.
+    count = sum(_send(number, signal.SIGKILL) for number in family)
     deadline = time.monotonic() + _GONE_S
     while any(is_alive(number) for number in family[1:]) and time.monotonic() < deadline:
-        time.sleep(0.02)
+        time.sleep(_LOOK_S)
     return count
+
+
+def _stop_family(root: int) -> list[int]:
+    """Stop them all (SIGSTOP), parents first, and return their numbers.
+
+    A process that runs may start another between the look and the kill. Its parent gone, nobody could find that one
+    again; it would hold the pipes of the family open. A process that is stopped starts nothing.
+    """
+    family: list[int] = []
+    found = [root]
+    while found:
+        for number in found:
+            _send(number, signal.SIGSTOP)
+        family += found
+        deadline = time.monotonic() + _STOPPED_S
+        while any(_state(number) not in _STILL for number in found) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        found = [process.number for process in descendants(root) if process.number not in family]
+    return family
 
 
 def kill_rest(family: Iterable[Process]) -> int:
@@ -66,7 +90,7 @@ def kill_rest(family: Iterable[Process]) -> int:
     Their numbers may belong to others by now, so the commands must be the same too.
     """
     now = {process.number: process.command for process in _all_processes()}
-    return sum(_kill(one.number) for one in family if now.get(one.number) == one.command)
+    return sum(_send(one.number, signal.SIGKILL) for one in family if now.get(one.number) == one.command)
 
 
 def is_alive(number: int) -> bool:
@@ -75,23 +99,27 @@ def is_alive(number: int) -> bool:
         os.kill(number, 0)
     except OSError:
         return False
-    status = Path(f"/proc/{number}/stat")
+    return _state(number) not in "ZX" or not _HAS_PROC
+
+
+def _state(number: int) -> str:
+    """Its letter in /proc; "X" if it is gone."""
     try:
-        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return not Path("/proc/self/stat").exists()
+        return "X"
 
 
-def _kill(number: int) -> bool:
+def _send(number: int, what: signal.Signals) -> bool:
     try:
-        os.kill(number, signal.SIGKILL)
+        os.kill(number, what)
     except ProcessLookupError:
         return False
     return True
 
 
 def _all_processes() -> list[Process]:
-    if Path("/proc/self/stat").exists():
+    if _HAS_PROC:
         return [process for path in Path("/proc").glob("[0-9]*") if (process := _read_process(path)) is not None]
     listed = subprocess.run(["ps", "-axo", "pid=,ppid=,command="], capture_output=True, text=True, check=True).stdout
     rows = (line.split(None, 2) for line in listed.splitlines())

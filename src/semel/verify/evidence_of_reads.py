@@ -51,7 +51,7 @@ SIGHTING: Final = np.dtype(
 
 
 class Sightings:
-    """Gathered in order, taken out by kind."""
+    """Gathered as they are found, taken out by kind."""
 
     def __init__(self) -> None:
         self._gathered: list[Array] = []
@@ -69,7 +69,11 @@ class Sightings:
 
     def of(self, kind: Sighting) -> Array:
         chosen = [sightings for sightings in self._gathered if sightings["kind"][0] == kind]
-        return np.concatenate(chosen) if chosen else np.empty(0, SIGHTING)
+        if not chosen:
+            return np.empty(0, SIGHTING)
+        found = np.concatenate(chosen)
+        # In one order, however the history is cut into parts: a part is searched partition by partition.
+        return found[np.lexsort([found[name] for name in ("expected", "offset", "partition", "process", "time_ns")])]
 
 
 class Log:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from semel.errors import ConfigError
+from semel.verify.course import Progress, ensure_verdict
 from semel.verify.evidence import gather
 from semel.verify.faults.kinds import FaultKind
 from semel.verify.faults.targets import RemoteTarget, parse_target
 from semel.verify.history import History
 from semel.verify.losses import Tally, count
-from semel.verify.run import Progress, RunSettings, ensure_verdict, run
+from semel.verify.run import RunSettings, run
 from semel.verify.stories import Story, tell
 from semel.verify.workloads.options import GUARANTEES, Guarantee, Options
 
@@ -185,7 +186,7 @@ Watch = Callable[[Guarantee, Progress], None]
 
 def compare(settings: GuaranteeSettings, watch: Watch = lambda *_: None) -> Comparison:
     """Run all three, one after the other. Raises a SemelError if one could not be brought to its end."""
-    settings.folder.mkdir(parents=True, exist_ok=True)
+    settings.folder.mkdir(0o700, parents=True, exist_ok=True)
     if any(settings.folder.iterdir()):
         raise ConfigError(f"{settings.folder} is not empty, and a comparison has a folder of its own: name another.")
     runs = [settings.run_of(guarantee) for guarantee in GUARANTEES]  # all of them, so that no mistake is found late

@@ -142,7 +142,7 @@ class HistoryWriter:
 
     def __init__(self, path: Path, *, process: int) -> None:
         self._process = process
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._waiting: list[tuple[int, ...]] = []
 
     def __enter__(self) -> Self:

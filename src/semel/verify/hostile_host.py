@@ -114,7 +114,9 @@ class HostileHost:
         self._level_before = logging.NOTSET
 
     def _new_broker(self) -> Broker:
-        options = BrokerOptions(data=self._folder, fsync=Fsync.COMMIT, config={"num.partitions": "2"})
+        # Failed logins are answered at once: thousands of them are judged one by one.
+        config = {"num.partitions": "2", "connection.failed.authentication.delay.ms": "0"}
+        options = BrokerOptions(data=self._folder, fsync=Fsync.COMMIT, config=config)
         return Broker(options, clock=self._clock, disk=QuickDisk(), sync_in_thread=False)
 
     async def start(self) -> None:

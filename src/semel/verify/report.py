@@ -28,6 +28,7 @@ _SHADED_MAX: Final = 150
 _FAULT_PARTS: Final = 60
 _POINTS_MAX: Final = 600
 """Of a line: a chart has no more pixels."""
+_OF_TRANSACTIONS: Final = ("transactions committed", "aborted", "of unknown outcome")
 _ENDURED: Final = ("process kills", "connection cuts", "pauses past every time-out")
 _TAKES_AWAY: Final = frozenset({"kill", "restart", "pause", "disk", "storm", "worker-kill", "worker-pause", "zombie"})
 
@@ -67,10 +68,11 @@ def write_report(folder: Path) -> Path:
 def render(
     run: Mapping[str, Any], verdict: Mapping[str, Any], faults: Sequence[Mapping[str, Any]], timeline: Timeline
 ) -> str:
-    """The page. `run` has what the run was asked for: workload, client, target, seed, command, and notes."""
-    kind = run.get("guarantee", "exactly-once")
-    what = run["workload"] if kind == "exactly-once" else f"{run['workload']}, {kind},"
-    title = f"{what} with {run['client']} on {run['target']}"
+    """The page. `run` has what the run was asked for: workload, client, target, seed, command, and notes.
+
+    A run of a user's own command has a `title` and its own `checks`.
+    """
+    title = _title(run)
     done = [fault for fault in faults if fault.get("outcome") == "done"]
     return "\n".join(
         (
@@ -84,12 +86,20 @@ def render(
             *_endured(verdict),
             *_charts(timeline, done),
             *_faults(done, run, timeline),
-            *_checks(verdict),
+            *_checks(verdict, run),
             *_witnesses(verdict),
             *_again(run),
             "</body></html>\n",
         )
     )
+
+
+def _title(run: Mapping[str, Any]) -> str:
+    if "title" in run:
+        return f"{run['title']}, on {run['target']}"
+    kind = run.get("guarantee", "exactly-once")
+    what = run["workload"] if kind == "exactly-once" else f"{run['workload']}, {kind},"
+    return f"{what} with {run['client']} on {run['target']}"
 
 
 def _verdict(verdict: Mapping[str, Any]) -> Iterator[str]:
@@ -114,6 +124,8 @@ def _tiles(timeline: Timeline, done: Sequence[Mapping[str, Any]], run: Mapping[s
         "faults": len(done),
         "lives of processes": run.get("lives", 0),
     }
+    if not timeline.knows_transactions:
+        tiles = {name: tiles[name] for name in tiles if name not in _OF_TRANSACTIONS}
     yield '<div class="tiles">'
     for name, count in tiles.items():
         yield f"<div><b>{count:,}</b>{name}</div>"
@@ -150,6 +162,19 @@ def _charts(timeline: Timeline, done: Sequence[Mapping[str, Any]]) -> Iterator[s
         y=Axis("a second"),
         spans=spans,
     )
+    if timeline.knows_transactions:
+        yield from _transaction_charts(timeline, spans, seconds)
+    if not np.isnan(timeline.unstable_records).all():
+        yield line_chart(
+            "What readers of committed records have to wait for",
+            [Series("offsets", _known(timeline.unstable_records))],
+            x=seconds,
+            y=Axis("offsets from the last stable one to the end, all partitions"),
+            spans=spans,
+        )
+
+
+def _transaction_charts(timeline: Timeline, spans: Sequence[Span], seconds: Axis) -> Iterator[str]:
     yield line_chart(
         "Transactions",
         [
@@ -168,14 +193,6 @@ def _charts(timeline: Timeline, done: Sequence[Mapping[str, Any]]) -> Iterator[s
         y=Axis("ms", is_logarithmic=True),
         spans=spans,
     )
-    if not np.isnan(timeline.unstable_records).all():
-        yield line_chart(
-            "What readers of committed records have to wait for",
-            [Series("offsets", _known(timeline.unstable_records))],
-            x=seconds,
-            y=Axis("offsets from the last stable one to the end, all partitions"),
-            spans=spans,
-        )
 
 
 def _swatch(colour: str, kind: str) -> str:
@@ -257,18 +274,19 @@ def _details(fault: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in fault.get("details", {}).items() if value is not None)
 
 
-def _checks(verdict: Mapping[str, Any]) -> Iterator[str]:
+def _checks(verdict: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[str]:
     yield "<h2>What was checked</h2><table>"
     yield '<tr><th></th><th>anomaly</th><th class="number">found</th><th>what it is</th></tr>'
     counts = {one["name"]: one["count"] for one in verdict["anomalies"]}
-    for anomaly in ANOMALIES:
-        name = anomaly.__name__
+    found = {one["name"]: one["definition"] for one in verdict["anomalies"]}
+    checks = run.get("checks") or {anomaly.__name__: definition(anomaly) for anomaly in ANOMALIES}
+    for name, what in {**checks, **found}.items():
         count, reason = counts.get(name, 0), TOLERATED.get(name)
         mark, style = ("&#10003;", "good") if not count else ("~", "dim") if reason else ("&#10007;", "bad")
         tolerated = f' <span class="dim">Tolerated: {escape(reason)}</span>' if reason else ""
         yield (
             f'<tr><td class="{style}">{mark}</td><td>{escape(_words(name))}</td>'
-            f'<td class="number">{count:,}</td><td>{escape(definition(anomaly))}{tolerated}</td></tr>'
+            f'<td class="number">{count:,}</td><td>{escape(what)}{tolerated}</td></tr>'
         )
     yield "</table>"
 

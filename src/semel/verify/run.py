@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.client.settings import parse_config
-from semel.errors import ConfigError, InvalidState, SemelError
+from semel.errors import InvalidState, SemelError
 from semel.verify.checker import check
-from semel.verify.clients.libraries import find_library
+from semel.verify.clients.libraries import ensure_installed
+from semel.verify.course import TEND_S, Course, Finished, Watch, new_folder, plan_faults, versions
 from semel.verify.faults.driver import Driver
 from semel.verify.faults.kinds import Chosen, choose_kinds
 from semel.verify.faults.plan import (
@@ -28,23 +25,17 @@ from semel.verify.faults.plan import (
     REQUESTS,
     FaultPlan,
     Worker,
-    make_plan,
 )
 from semel.verify.faults.proxy import FaultProxy
-from semel.verify.faults.tally import tally
 from semel.verify.faults.targets import Target, parse_target
 from semel.verify.history import History, Process
 from semel.verify.judge import Judge
-from semel.verify.report import write_report
 from semel.verify.supervisor import Supervisor
-from semel.verify.verdict import Verdict
 from semel.verify.workloads.options import Options
 from semel.verify.workloads.registry import make_workload
 from semel.verify.workloads.workload import Plan, WorkerPlan
 
 _BEGIN_S: Final = 120.0
-_TEND_S: Final = 0.2
-_LOOK_S: Final = 1.0
 _DRAIN_S: Final = 180.0
 """How long workers may take to do nothing of what is left to do."""
 _SETTLE_S: Final = 30.0
@@ -93,37 +84,10 @@ class RunSettings:
         return shlex.join(words)
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How a run stands."""
-
-    stage: str
-    elapsed_s: float
-    lives: int = 0
-    faults_done: int = 0
-    faults_planned: int = 0
-    unstable: int | None = None
-    """Offsets that readers of committed records cannot have yet; None while no broker answers."""
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What a run ends with."""
-
-    verdict: Verdict
-    folder: Path
-    report: Path
-
-
-Watch = Callable[[Progress], None]
-
-
 def run(settings: RunSettings, watch: Watch = lambda _: None) -> Finished:
     """Carry out a run. Raises a SemelError if it could not be brought to its end: then there is no verdict."""
-    settings.folder.mkdir(parents=True, exist_ok=True)
-    if any(settings.folder.iterdir()):
-        raise ConfigError(f"{settings.folder} is not empty, and a run begins with a folder of its own: name another.")
-    find_library(settings.client)
+    new_folder(settings.folder)
+    ensure_installed(settings.client)
     target = parse_target(
         settings.target, folder=settings.folder / "broker", transaction_version=settings.transaction_version
     )
@@ -141,9 +105,6 @@ class _Run:
         self._settings = settings
         self._target = target
         self._plan = plan
-        self._watch = watch
-        self._began = time.monotonic()
-        self._began_at = datetime.now(UTC)
         self._folder = settings.folder
         self._manifest = plan.manifest()
         self._manifest.processes.append(Process(0, "judge", "judge"))
@@ -167,6 +128,15 @@ class _Run:
             workers=self._supervisor,
             prefix=f"{plan.workload.prefix}-",
         )
+        self._course = Course(
+            self._folder,
+            time_s=settings.time_s,
+            faults=self._faults,
+            driver=self._driver,
+            judge=self._judge,
+            processes=self._supervisor,
+            watch=watch,
+        )
 
     def _plan_faults(self, chosen: Chosen) -> FaultPlan:
         settings = self._settings
@@ -177,15 +147,15 @@ class _Run:
             for worker, name in names.items()
             if not self._is_spared(worker)
         ]
-        if settings.replay is None:
-            apis = tuple(settings.apis) or self._apis()
-            cast = self._target.cast(workers, longest_timeout_ms=self._longest_timeout_ms, apis=apis)
-            plan = make_plan(settings.seed, chosen.rates, int(settings.time_s * 1000), cast, left_out=chosen.left_out)
-            return plan.renamed(settings.apis)
-        text = settings.replay.read_text()
-        if settings.replay.suffix == ".jsonl":
-            return FaultPlan.from_records(text.splitlines(), seed=settings.seed)
-        return FaultPlan.from_json(text)
+        apis = tuple(settings.apis) or (self._apis() if settings.replay is None else ())
+        return plan_faults(
+            settings.replay,
+            seed=settings.seed,
+            time_s=settings.time_s,
+            chosen=chosen,
+            cast=self._target.cast(workers, longest_timeout_ms=self._longest_timeout_ms, apis=apis),
+            apis=settings.apis,
+        )
 
     @property
     def _longest_timeout_ms(self) -> int:
@@ -220,7 +190,6 @@ class _Run:
     # The course of a run.
 
     def carry_out(self) -> Finished:
-        (self._folder / "plan.json").write_text(self._faults.to_json())
         self._create_topics()
         try:
             if self._settings.has_given_input:
@@ -229,10 +198,7 @@ class _Run:
                 self._wait_for_files(lambda file: file.exists())
             self._supervisor.start_all()
             self._wait_for_files(lambda file: file.exists() and file.stat().st_size > 0, tend=True)
-            self._driver.start()
-            self._live()
-            self._driver.stop()
-            self._driver.raise_failure()
+            self._course.live()
             self._come_to_rest()
         finally:
             self._driver.stop()
@@ -242,7 +208,7 @@ class _Run:
         return self._judge_history()
 
     def _create_topics(self) -> None:
-        self._tell("creating topics")
+        self._course.tell("creating topics")
         with Admin({"bootstrap.servers": self._target.bootstrap}) as admin:
             for topic, partitions in self._plan.topics.items():
                 admin.create_topics(topic, partitions=partitions, replication=self._settings.options.replication)
@@ -252,27 +218,14 @@ class _Run:
         deadline = time.monotonic() + _BEGIN_S
         files = [self._folder / f"{process.number}.rows" for process in self._manifest.processes[1:]]
         while not all(map(is_there, files)):
-            self._tell("waiting for the workers")
+            self._course.tell("waiting for the workers")
             if tend:
                 self._supervisor.tend()
             if time.monotonic() > deadline:
                 raise InvalidState(
                     f"Not every worker began to work within {_BEGIN_S:g} s: see the logs in {self._folder}."
                 )
-            time.sleep(_TEND_S)
-
-    def _live(self) -> None:
-        until = time.monotonic() + self._settings.time_s
-        look_at = time.monotonic()
-        unstable: int | None = None
-        while time.monotonic() < until:
-            self._supervisor.tend()
-            self._driver.raise_failure()
-            if time.monotonic() >= look_at:
-                unstable = self._judge.look(timeout_ms=1_000)
-                look_at = time.monotonic() + _LOOK_S
-                self._tell("under faults" if self._faults.faults else "running", unstable)
-            time.sleep(_TEND_S)
+            time.sleep(TEND_S)
 
     def _come_to_rest(self) -> None:
         """No more faults. First the sources end, then, when nothing is left to do, the workers, then the readers."""
@@ -283,9 +236,9 @@ class _Run:
                 raise InvalidState(
                     f"The input was not written within {_DRAIN_S:g} s after the faults: is the rate low?"
                 )
-            self._tell("waiting for the rest of the input")
-            time.sleep(_TEND_S)
-        self._tell("stopping the sources")
+            self._course.tell("waiting for the rest of the input")
+            time.sleep(TEND_S)
+        self._course.tell("stopping the sources")
         self._supervisor.stop(["source"])
         deadline, least = time.monotonic() + _DRAIN_S, None
         while (backlog := self._backlog()) != 0:
@@ -294,11 +247,11 @@ class _Run:
                 deadline, least = time.monotonic() + _DRAIN_S, backlog  # much may be left to do, as long as it is done
             if time.monotonic() > deadline:
                 break  # the checker finds what is missing, and says so with evidence
-            self._tell("draining", self._judge.look())
-            time.sleep(_TEND_S)
-        self._tell("stopping the workers")
+            self._course.tell("draining", self._judge.look())
+            time.sleep(TEND_S)
+        self._course.tell("stopping the workers")
         self._supervisor.stop(["worker"])
-        self._tell("waiting for open transactions")
+        self._course.tell("waiting for open transactions")
         self._judge.wait_stable(self._settings.options.transaction_timeout_ms / 1000 + _SETTLE_S)
         self._supervisor.stop(["reader"])
 
@@ -310,7 +263,7 @@ class _Run:
             return None
 
     def _look_at_the_end(self) -> None:
-        self._tell("reading everything")
+        self._course.tell("reading everything")
         try:
             self._judge.wait_stable(_SETTLE_S)
             self._judge.read_all()
@@ -318,13 +271,9 @@ class _Run:
             self._judge.close()
 
     def _judge_history(self) -> Finished:
-        self._tell("checking")
+        self._course.tell("checking")
         found = check(History.in_folder(self._folder))
-        verdict = replace(found, faults=tally(self._driver.records, longest_timeout_ms=self._longest_timeout_ms))
-        (self._folder / "verdict.json").write_text(verdict.to_json())
-        (self._folder / "run.json").write_text(json.dumps(self._facts(), indent=1))
-        self._tell("writing the report")
-        return Finished(verdict, self._folder, write_report(self._folder))
+        return self._course.finish(found, self._facts(), longest_timeout_ms=self._longest_timeout_ms)
 
     def _facts(self) -> Mapping[str, Any]:
         settings = self._settings
@@ -335,42 +284,10 @@ class _Run:
             "target": self._target.name if settings.target in ("embedded", "kafka") else settings.target,
             "seed": settings.seed,
             "time_s": settings.time_s,
-            "began": self._began_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
             "command": settings.command(),
-            "lives": self._supervisor.lives,
             "fenced": self._supervisor.fenced,
-            "left_out": {one.kind.value: one.reason for one in self._faults.left_out},
-            "versions": _versions(settings.client),
+            "versions": versions("semel", settings.client),
             "notes": [
                 f"{library}: no {gap.feature}, {gap.reason}; {gap.instead}" for library, gap in self._plan.gaps()
             ],
         }
-
-    def _tell(self, stage: str, unstable: int | None = None) -> None:
-        self._watch(
-            Progress(
-                stage=stage,
-                elapsed_s=time.monotonic() - self._began,
-                lives=self._supervisor.lives,
-                faults_done=sum(record.outcome == "done" for record in list(self._driver.records)),
-                faults_planned=len(self._faults.faults),
-                unstable=unstable,
-            )
-        )
-
-
-def _versions(client: str) -> dict[str, str]:
-    found = {"Python": sys.version.split()[0]}
-    for name in dict.fromkeys(("semel", client)):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def ensure_verdict(finished: Finished) -> Verdict:
-    """A verdict over nothing is none: a run in which nobody could work must not look like a success."""
-    if not finished.verdict.checked.get("records"):
-        raise InvalidState(f"No record was written in this run, so there is nothing to judge: see {finished.folder}.")
-    return finished.verdict

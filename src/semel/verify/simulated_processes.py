@@ -158,7 +158,13 @@ class Writing(Process):
             "max.in.flight.requests.per.connection": self.chance.randint(1, 5),
             **more,
         }
-        return Producer(settings, clock=machine.clock, sleep=machine.sleep, make_cluster=machine.make_cluster)
+        return Producer(
+            settings,
+            clock=machine.clock,
+            sleep=machine.sleep,
+            make_cluster=machine.make_cluster,
+            start_thread=None,  # a simulation is deterministic
+        )
 
     def send(self, producer: Producer, written: dict[str, TopicPartition], value: str, where: TopicPartition) -> None:
         was_clean, self._is_clean = self._is_clean, False

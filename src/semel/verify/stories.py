@@ -130,9 +130,17 @@ class _Teller:
             "worker-pause": f"{who} stood still {at}",
             "kill": f"the broker was killed {at}",
             "pause": f"the broker stood still {at}",
-            "cut": f"a connection was cut {at}, at a {api} {details.get('direction', '')}",
-            "delay": f"a {api} {details.get('direction', '')} was held back {at}",
+            "cut": f"a connection was cut {at}, at {_article(api)} {api} {details.get('direction', '')}",
+            "delay": f"{_article(api)} {api} {details.get('direction', '')} was held back {at}",
         }.get(fault["kind"], f"the fault {fault['kind']} came {at}")
+
+
+def _article(api: object) -> str:
+    """
+    >>> _article("OFFSET_COMMIT"), _article("PRODUCE")
+    ('an', 'a')
+    """
+    return "an" if str(api)[:1].upper() in "AEIO" else "a"
 
 
 def _gap_s(fault: FaultRecord, time_ns: int) -> float:
@@ -161,7 +169,11 @@ def _tell_lost(teller: _Teller) -> tuple[str, FaultRecord | None] | None:
         return None
     row, sent = taken[-1], teller.writes("INVOKE")
     fault = teller.fault_after(sent[-1] if sent else row, ("PRODUCE", "before") if sent else ("OFFSET_COMMIT", "after"))
-    handed = f" It handed the copy over at {teller.at(sent[-1])}, with acks=0." if sent else " It never wrote the copy."
+    handed = (
+        f" It handed the copy over at {teller.at(sent[-1])} with acks=0, so no answer says whether it was stored."
+        if sent
+        else " It never wrote the copy."
+    )
     return (
         f"{row['process']} took {teller.record()} at {teller.at(row)} and committed the position behind it "
         f"first.{handed} Then {teller.words(fault)}. The group goes on behind the record, so nobody takes it "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -70,6 +72,9 @@ class Supervisor:
         with self._lock:
             process = self._workers[name].process
             return process.pid if process is not None and process.poll() is None else None
+
+    def send_signal(self, process_id: int, number: signal.Signals) -> None:
+        os.kill(process_id, number)
 
     def start(self, name: str) -> None:
         """Begin the next life of a worker, unless one is running or it is to have no more."""

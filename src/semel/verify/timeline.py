@@ -34,6 +34,11 @@ class Timeline:
     totals: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
+    def knows_transactions(self) -> bool:
+        """A run of a user's own program has no rows of its transactions."""
+        return any(self.totals[name] for name in ("committed", "aborted", "unknown"))
+
+    @property
     def seconds(self) -> int:
         return len(self.sent)
 

@@ -161,7 +161,7 @@ class Surroundings:
     partitions: Sequence[tuple[str, int]]
     """Of the manifest."""
     client_id: str
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     """Kafka's names, such as `security.protocol`, for whichever library."""
     transaction_timeout_ms: int = 15_000
     session_timeout_ms: int = 6_000

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from types import ModuleType
 from typing import Final
 
 from semel.client.settings import parse_config
@@ -48,7 +49,7 @@ LIBRARIES: Final[Mapping[str, Library]] = {
             "semel",
             "semel_client",
             has_safe_groups=False,
-            gaps=(Gap("groups", "it has no group member yet", _OWN_PARTITIONS),),
+            gaps=(Gap("groups", "the workloads use its producer and its fetcher, not its session", _OWN_PARTITIONS),),
         ),
         Library("confluent-kafka", "confluent-kafka", "confluent_client", has_safe_groups=True),
         Library(
@@ -104,12 +105,20 @@ def open_clients(name: str, surroundings: Surroundings) -> Clients:
     # Semel's client works beside every library, so that it must understand the settings too: better now than in a loop
     # that takes every failure for a broker that is away.
     parse_config({"bootstrap.servers": surroundings.bootstrap, **surroundings.settings})
+    return _load(library).open_clients(surroundings)
+
+
+def ensure_installed(name: str) -> None:
+    """Raise `ConfigError` if there is no such library, or if it is not installed here."""
+    _load(find_library(name))
+
+
+def _load(library: Library) -> ModuleType:
     try:
-        module = import_module(f"semel.verify.clients.{library.module}")
+        return import_module(f"semel.verify.clients.{library.module}")
     except ModuleNotFoundError as missing:
         if missing.name is not None and missing.name.startswith("semel"):
             raise
         raise ConfigError(
-            f"The client library {name} is not installed: run `pip install {library.package}`, or choose another."
+            f"{library.name} is missing. Install it: pip install {library.package} (or all of them: 'semel[clients]')"
         ) from missing
-    return module.open_clients(surroundings)

@@ -7,7 +7,6 @@ What cannot be taken back, such as a broker that does not start again, is the dr
 from __future__ import annotations
 
 import json
-import os
 import signal
 import threading
 import time
@@ -42,6 +41,10 @@ class Workers(Protocol):
 
     def process_id(self, name: str) -> int | None:
         """Of its present life; None while none is running."""
+        ...
+
+    def send_signal(self, process_id: int, number: signal.Signals) -> None:
+        """To a life and everything it has started; ProcessLookupError if it is gone."""
         ...
 
     def start(self, name: str) -> None:
@@ -113,6 +116,8 @@ class Driver:
         self.failure: Exception | None = None
         """Why the run cannot go on, if it cannot."""
         self._start_ns = 0
+        self._active = 0
+        self._last_ns: int | None = None
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._lanes = {lane: threading.Lock() for fault in plan.faults for lane in fault.lanes}
@@ -150,6 +155,13 @@ class Driver:
             self._proxy.release_all()
         if self._timeline is not None:
             self._timeline.join(_JOIN_S)
+
+    def is_near(self, within_s: float) -> bool:
+        """Whether a fault is being carried out, or was within so many seconds."""
+        with self._lock:
+            return self._active > 0 or (
+                self._last_ns is not None and time.monotonic_ns() - self._last_ns < within_s * 1e9
+            )
 
     def raise_failure(self) -> None:
         """Raise what has gone wrong for good."""
@@ -200,6 +212,8 @@ class Driver:
             self._lanes[lane].acquire()
         begin_ns = time.monotonic_ns()
         end_ns = None
+        with self._lock:
+            self._active += 1
         try:
             if self._stopping.is_set() or begin_ns - self._start_ns > self._plan.duration_ms * 1_000_000:
                 raise _Missed("the run was over")
@@ -222,6 +236,9 @@ class Driver:
 
     def _write(self, record: Record) -> None:
         with self._lock:
+            self._active -= 1
+            if record.outcome != "missed":
+                self._last_ns = record.end_ns
             self.records.append(record)
             with self._record_path.open("a") as file:
                 file.write(record.to_json() + "\n")
@@ -305,7 +322,7 @@ class Driver:
         if process_id is None:
             raise _Missed(f"the worker {name} was not running")
         try:
-            os.kill(process_id, number)
+            self._known_workers.send_signal(process_id, number)
         except ProcessLookupError:
             raise _Missed(f"the worker {name} was gone") from None
         return process_id
@@ -368,7 +385,7 @@ class Driver:
         process_id = self._known_workers.process_id(name)
         if process_id is not None:  # else another fault was quicker, and this request is what is left of it
             with suppress(ProcessLookupError):
-                os.kill(process_id, signal.SIGKILL)
+                self._known_workers.send_signal(process_id, signal.SIGKILL)
             deadline = time.monotonic() + _DEATH_S
             while self._known_workers.process_id(name) == process_id and time.monotonic() < deadline:
                 time.sleep(_DEATH_S / 1_000)

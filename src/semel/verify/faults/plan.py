@@ -32,6 +32,10 @@ class Worker:
     transactional_ids: tuple[str, ...] = ()
     client_id: str | None = None
     """What its requests say; None if that is not known, and then no fault is meant for it alone."""
+    may_have_transactions: bool = False
+    """Its transactional ids are not known, but it may have some, or be a member of a group."""
+    is_alone: bool = False
+    """Every request that comes by is its own, whatever its client id."""
 
     def __post_init__(self) -> None:
         if "," in self.name:
@@ -189,13 +193,23 @@ def make_plan(
 def _why_nobody(kind: FaultKind, cast: Cast) -> str | None:
     if kind in (FaultKind.WORKER_KILL, FaultKind.WORKER_PAUSE) and not cast.workers:
         return "there are no worker processes"
-    if kind is FaultKind.CRASH and not any(worker.client_id is not None for worker in cast.workers):
+    if kind is FaultKind.CRASH and not any(map(_can_crash, cast.workers)):
         return "no worker process is known by its requests"
     if kind is FaultKind.STORM and not cast.workers and not cast.can_pause_brokers:
         return "there is nobody to stop: no worker processes, and the brokers are somebody else's"
-    if kind in (FaultKind.HIJACK, FaultKind.ZOMBIE) and not any(worker.transactional_ids for worker in cast.workers):
+    if kind is FaultKind.HIJACK and not any(worker.transactional_ids for worker in cast.workers):
+        return "no client's transactional.id is known"
+    if kind is FaultKind.ZOMBIE and not any(map(_can_be_given_up, cast.workers)):
         return "no client has a transactional.id"
     return None
+
+
+def _can_crash(worker: Worker) -> bool:
+    return worker.client_id is not None or worker.is_alone
+
+
+def _can_be_given_up(worker: Worker) -> bool:
+    return bool(worker.transactional_ids) or worker.may_have_transactions
 
 
 class _Chance:
@@ -331,7 +345,7 @@ def _worker_pause(chance: _Chance, cast: Cast) -> _Drawn:
 
 
 def _crash(chance: _Chance, cast: Cast) -> _Drawn:
-    victim = chance.one_of([worker for worker in cast.workers if worker.client_id is not None])
+    victim = chance.one_of([worker for worker in cast.workers if _can_crash(worker)])
     known = cast.apis or _OF_A_TRANSACTIONAL_COPIER
     steps = [name for name in _STEPS if name in known] or list(_STEPS)
     api, when = chance.dealt([(api, when) for api in steps for when in ("before", "after")])
@@ -341,7 +355,7 @@ def _crash(chance: _Chance, cast: Cast) -> _Drawn:
 
 def _zombie(chance: _Chance, cast: Cast) -> _Drawn:
     # Only who has a transaction, or a place in a group, has something to lose in its sleep.
-    sleepers = [worker for worker in cast.workers if worker.transactional_ids]
+    sleepers = [worker for worker in cast.workers if _can_be_given_up(worker)]
     return cast.longest_timeout_ms + chance.whole(200, 1_000), {"workers": chance.one_of(sleepers).name}
 
 

@@ -173,6 +173,8 @@ class FaultProxy(KafkaProxy):
 
     def __init__(self, bootstrap: str, *, keep_passages: bool = False) -> None:
         super().__init__(bootstrap, keep_passages=keep_passages)
+        self.observe: Callable[[Passage, bytes], None] = lambda *_: None
+        """Is shown every request before anything is done to it."""
         self._traps: list[Trap] = []
         self._held: dict[Trap, _Overtaken] = {}
         self._holding: set[Trap] = set()
@@ -212,6 +214,8 @@ class FaultProxy(KafkaProxy):
         super().close()
 
     def _treat(self, connection: Connection, passage: Passage, frame: bytes, deliver: Callable[[], None]) -> bool:
+        if passage.direction is Direction.REQUEST:
+            self.observe(passage, frame)
         trap = self._sprung_by(passage)
         for late in self._overtaken_by(passage, Outlive):
             late.release()

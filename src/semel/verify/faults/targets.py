@@ -148,7 +148,7 @@ class EmbeddedTarget(Target):
         return self.broker.bootstrap
 
     def start(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(0o700, parents=True, exist_ok=True)
         self.free_disk(0)
         self.start_broker(0)
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 
 from semel.errors import AuthenticationFailed, ConfigError, Fenced, NotAuthorized, SemelError
+from semel.private_files import write_private_text
 from semel.verify.clients.face import Clients, Surroundings
 from semel.verify.history import HistoryWriter
 from semel.verify.workloads.options import Options
@@ -46,7 +47,7 @@ class WorkerSpec:
     bootstrap: str
     partitions: list[tuple[str, int]]
     seed: int
-    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    settings: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     options: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -54,7 +55,7 @@ class WorkerSpec:
         return Path(self.folder) / f"{self.number}.worker.json"
 
     def save(self) -> None:
-        self.path.write_text(json.dumps(asdict(self), indent=1))
+        write_private_text(self.path, json.dumps(asdict(self), indent=1))  # settings may hold a password
 
     @classmethod
     def load(cls, path: Path) -> Self:

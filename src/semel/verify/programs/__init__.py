@@ -1,0 +1,1 @@
+"""`semel verify --command`: a user's own program between its input and its output topics, under faults."""
