@@ -17,14 +17,34 @@ setup: .venv/.ready ## make .venv with everything in it
 	@touch $@
 
 .PHONY: demo
-demo: setup ## one Spark pipeline, two sinks, kill -9 for everything: what is lost and repeated (Java 17+)
+demo: setup ## one Spark pipeline with and without Semel, kill -9 for everything: what is lost and repeated (Java 17+)
 	@scripts/need-java.sh
 	@$(BIN)/semel demo
 
 .PHONY: test
 test: setup ## the everyday suite (Java 17+ for its Spark part)
 	@scripts/need-java.sh
-	@$(BIN)/pytest -n 2 --dist loadfile
+	@$(BIN)/pytest -n 3 --dist loadfile --durations=25
+
+.PHONY: user
+user: setup ## whole programs as users write them, restarted in the middle, counted by another client (Java 17+)
+	@scripts/need-java.sh
+	@$(BIN)/pytest tests/user -m user -n 2 --durations=10
+
+PYTHON ?= python3.13
+PYTHON_VERSION = $(patsubst python%,%,$(PYTHON))
+
+.PHONY: test-python
+test-python: ## the everyday suite on another Python, in its own environment (PYTHON=python3.13; Java 17+)
+	@scripts/need-java.sh
+	@python=$$(scripts/find-python.sh "$(PYTHON_VERSION)") && \
+	export UV_PROJECT_ENVIRONMENT=".venv-$(PYTHON_VERSION)" && PYTHON="$$python" scripts/setup.sh && \
+	"$$UV_PROJECT_ENVIRONMENT/bin/pytest" -n 2 --dist loadfile
+
+.PHONY: installs
+installs: setup ## build the wheel, install it with each extra and on each Python, run every example there (Java 17+)
+	@scripts/need-java.sh
+	@PATH="$$PWD/.tools/bin:$$PATH" $(BIN)/pytest -m install tests/install
 
 .PHONY: lint
 lint: setup ## style and formatting
@@ -43,7 +63,7 @@ types: setup ## pyright, strict on wire, records and core
 .PHONY: conformance
 conformance: setup ## the same behaviour on the embedded broker and on Apache Kafka 4.x, 3.9 and 2.5 (Java 17+, Maven)
 	@scripts/need-java.sh mvn
-	@$(BIN)/pytest -m conformance
+	@$(BIN)/pytest -m conformance --durations=25
 
 .PHONY: conformance-whole
 conformance-whole: setup ## the same with 100,000 messages a client and every client on every broker
@@ -55,7 +75,7 @@ chaos: setup ## kill the embedded broker 200 times, crash its disk at every boun
 	@scripts/need-java.sh mvn
 	@SEMEL_CHAOS_KILLS="$${SEMEL_CHAOS_KILLS:-200}" SEMEL_SPARK_KILLS="$${SEMEL_SPARK_KILLS:-44}" \
 	SEMEL_SPARK_CLUSTER_KILLS="$${SEMEL_SPARK_CLUSTER_KILLS:-20}" \
-	SEMEL_SPARK_CLUSTER_RECORDS="$${SEMEL_SPARK_CLUSTER_RECORDS:-2000000}" $(BIN)/pytest -m chaos
+	SEMEL_SPARK_CLUSTER_RECORDS="$${SEMEL_SPARK_CLUSTER_RECORDS:-2000000}" $(BIN)/pytest -m chaos -n 2 --dist loadfile --durations=25
 
 .PHONY: compat
 compat: setup ## sink, source and Spark Connect on pyspark 3.5, 4.0, 4.2 and 4.3 (PARTS="4.0 3.5:sink" for fewer; Java 17+, Maven)

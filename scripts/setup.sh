@@ -1,18 +1,24 @@
 #!/usr/bin/env bash
 # Makes .venv from uv.lock with the Python that is there. Where uv is not installed, it is put into .tools/ first.
+# PYTHON chooses the Python, and UV_PROJECT_ENVIRONMENT another folder than .venv.
 set -eu
 cd "$(dirname "$0")/.."
+environment=${UV_PROJECT_ENVIRONMENT:-.venv}
 
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
 python=""
-for candidate in ${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11 python; do
+for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python}; do
     if command -v "$candidate" >/dev/null && is_new_enough "$candidate"; then
         python=$(command -v "$candidate")
         break
     fi
 done
 if [ -z "$python" ]; then
+    if [ -n "${PYTHON:-}" ]; then
+        echo "PYTHON=$PYTHON is not Python 3.11 or newer. Name one that is, or leave PYTHON out." >&2
+        exit 1
+    fi
     echo "Python 3.11 or newer is missing. Install it: apt-get install python3 python3-venv (or: brew install python)" >&2
     exit 1
 fi
@@ -30,4 +36,4 @@ if ! command -v uv >/dev/null; then
 fi
 # Compiled once here: every broker and worker that a test or a demo starts would otherwise compile what it imports.
 uv sync --quiet --locked --python "$python" --no-python-downloads --compile-bytecode
-.venv/bin/python -m compileall -q src/semel
+"$environment/bin/python" -m compileall -q src/semel

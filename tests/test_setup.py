@@ -29,10 +29,10 @@ def add_program(folder: Path, name: str, says: str) -> None:
     program.chmod(0o755)
 
 
-def run(script: str, path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(script: str, path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [BASH, str(SCRIPTS / script), *arguments],
-        env={"PATH": str(path)},
+        env={"PATH": str(path), **variables},
         capture_output=True,
         text=True,
         check=False,
@@ -58,6 +58,26 @@ def test_a_python_that_is_too_old_counts_as_missing(bare_path: Path) -> None:
     """It cannot run Semel; the interpreter is asked, not its name."""
     add_program(bare_path, "python3", "exit 1")
     assert "Python 3.11 or newer is missing" in one_line(run("setup.sh", bare_path))
+
+
+def test_a_python_that_was_asked_for_and_does_not_do_is_not_replaced_by_another(bare_path: Path) -> None:
+    """`PYTHON=python3.9 make setup` must not quietly take the newer one that is there."""
+    add_program(bare_path, "python3.9", "exit 1")
+    add_program(bare_path, "python3", "exit 0")
+    done = run("setup.sh", bare_path, PYTHON="python3.9")
+    assert "PYTHON=python3.9 is not Python 3.11 or newer." in one_line(done)
+
+
+def test_a_python_is_found_by_its_version(bare_path: Path, tmp_path: Path) -> None:
+    """On the PATH, or among those of pyenv, whose shim is on the PATH and fails where the version is not selected."""
+    add_program(bare_path, "python3.13", "exit 127")
+    kept = tmp_path / "pyenv" / "versions" / "3.13.0" / "bin"
+    kept.mkdir(parents=True)
+    root = str(tmp_path / "pyenv")
+    assert "Python 3.13 is not installed." in one_line(run("find-python.sh", bare_path, "3.13", PYENV_ROOT=root))
+    add_program(kept, "python", "exit 0")
+    found = run("find-python.sh", bare_path, "3.13", PYENV_ROOT=root)
+    assert found.stdout.strip() == str(kept / "python")
 
 
 @pytest.mark.parametrize("says", [None, """echo 'openjdk version "11.0.2" 2019-01-15' >&2"""], ids=["none", "too old"])

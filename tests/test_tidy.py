@@ -14,6 +14,7 @@ SOURCE = ROOT / "src" / "semel"
 # Inside out: a package imports only from itself and from packages before it.
 ORDER = [
     "errors",
+    "private_files",
     "processes",
     "pem_files",
     "charts",
@@ -94,7 +95,7 @@ def test_the_file_map_names_every_file() -> None:
 def test_every_requirement_has_a_line_and_every_named_test_exists() -> None:
     """docs/guarantees.md promises only what a test proves; "not yet" is a legal answer, silence is not."""
     lines = re.findall(r"^\| ([A-J]\d) \|(.*)\|$", (ROOT / "docs" / "guarantees.md").read_text(), re.MULTILINE)
-    counts = {"A": 8, "B": 9, "C": 5, "D": 7, "E": 6, "F": 5, "G": 4, "H": 4, "I": 5, "J": 4}
+    counts = {"A": 8, "B": 9, "C": 5, "D": 9, "E": 8, "F": 6, "G": 5, "H": 4, "I": 5, "J": 5}
     assert [name for name, _ in lines] == [f"{part}{n}" for part, count in counts.items() for n in range(1, count + 1)]
     for name, text in lines:
         tests = re.findall(r"`([\w/]+\.py)::(\w+)`", text)

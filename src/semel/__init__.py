@@ -5,10 +5,17 @@ The names below are the public face; they are loaded when first used, so that `i
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
+from semel.spark.driver_python import choose_when_spark_starts as _choose_when_spark_starts
+
 if TYPE_CHECKING:
+    from semel.bridges import effects as effects
+    from semel.bridges.effects import Effects
+    from semel.bridges.inbox import Inbox
+    from semel.bridges.spark_sink import DatabaseSink
+    from semel.bridges.targets import Kafka, Postgres, SQLite
     from semel.broker.process import Broker
     from semel.client.admin import Admin
     from semel.client.fetcher import Fetcher
@@ -16,47 +23,132 @@ if TYPE_CHECKING:
     from semel.client.producer import Outcome, Producer
     from semel.client.shared import SharedTransaction, SharedWriter
     from semel.client.transactions import GroupMember
-    from semel.errors import SemelError
-    from semel.session.inbox import Inbox
+    from semel.errors import (
+        AuthenticationFailed,
+        BrokerUnreachable,
+        CommitUnknown,
+        ConfigError,
+        ConnectionLost,
+        CorruptRecords,
+        DatabaseError,
+        DatabaseUnreachable,
+        Fenced,
+        InboxOvertaken,
+        InvalidState,
+        KafkaError,
+        NotAuthorized,
+        OffsetOutOfRange,
+        RecordFailed,
+        RecordTooLarge,
+        RequestTimedOut,
+        SemelError,
+        TooManyDeadLetters,
+        TopicRecreated,
+        TransactionAborted,
+        UnknownTopic,
+        UnsupportedByBroker,
+        ValueDoesNotFit,
+        WireError,
+        WorkTooLong,
+    )
     from semel.session.runner import run
     from semel.session.session import Session
+    from semel.session.transaction import Row
     from semel.spark.batch import write_batch
+    from semel.spark.committed import committed_offsets
+    from semel.spark.lag import LagRefused
+    from semel.spark.once import WriteFailed
+    from semel.spark.owner import PipelineFenced
     from semel.spark.sink import KafkaSink
+    from semel.spark.spool import SpoolFailed
     from semel.spark.stream import write_stream
+    from semel.spark.write import BlobsChanged
+
+__version__ = "0.1.0"
 
 __all__ = [
     "Admin",
+    "AuthenticationFailed",
+    "BlobsChanged",
     "Broker",
+    "BrokerUnreachable",
+    "CommitUnknown",
+    "ConfigError",
+    "ConnectionLost",
+    "CorruptRecords",
+    "DatabaseError",
+    "DatabaseSink",
+    "DatabaseUnreachable",
+    "Effects",
+    "Fenced",
     "Fetcher",
     "GroupMember",
     "Inbox",
+    "InboxOvertaken",
+    "InvalidState",
+    "Kafka",
+    "KafkaError",
     "KafkaSink",
+    "LagRefused",
+    "NotAuthorized",
+    "OffsetOutOfRange",
     "Outcome",
+    "PipelineFenced",
+    "Postgres",
     "Producer",
+    "RecordFailed",
+    "RecordTooLarge",
+    "RequestTimedOut",
+    "Row",
+    "SQLite",
     "SemelError",
     "Session",
     "SharedTransaction",
     "SharedWriter",
+    "SpoolFailed",
+    "TooManyDeadLetters",
     "TopicPartition",
+    "TopicRecreated",
+    "TransactionAborted",
+    "UnknownTopic",
+    "UnsupportedByBroker",
+    "ValueDoesNotFit",
+    "WireError",
+    "WorkTooLong",
+    "WriteFailed",
+    "committed_offsets",
     "run",
     "write_batch",
     "write_stream",
 ]
 
+# All others are exceptions of semel.errors.
 _LOADED_ON_USE = {
     "Admin": "client.admin",
+    "BlobsChanged": "spark.write",
     "Broker": "broker.process",
+    "DatabaseSink": "bridges.spark_sink",
+    "Effects": "bridges.effects",
     "Fetcher": "client.fetcher",
     "GroupMember": "client.transactions",
-    "Inbox": "session.inbox",
+    "Inbox": "bridges.inbox",
+    "Kafka": "bridges.targets",
     "KafkaSink": "spark.sink",
+    "LagRefused": "spark.lag",
     "Outcome": "client.producer",
+    "PipelineFenced": "spark.owner",
+    "Postgres": "bridges.targets",
     "Producer": "client.producer",
-    "SemelError": "errors",
+    "Row": "session.transaction",
+    "SQLite": "bridges.targets",
     "Session": "session.session",
     "SharedTransaction": "client.shared",
     "SharedWriter": "client.shared",
+    "SpoolFailed": "spark.spool",
     "TopicPartition": "client.partitions",
+    "WriteFailed": "spark.once",
+    "committed_offsets": "spark.committed",
+    "effects": "bridges.effects",  # the module itself
     "run": "session.runner",
     "write_batch": "spark.batch",
     "write_stream": "spark.stream",
@@ -64,9 +156,16 @@ _LOADED_ON_USE = {
 
 
 def __getattr__(name: str) -> object:
-    module = _LOADED_ON_USE.get(name)
+    module = _LOADED_ON_USE.get(name, "errors" if name in __all__ else None)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{module}"), name)
+    value = getattr(_import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "effects", *(name for name in globals() if name.startswith("__"))})
+
+
+_choose_when_spark_starts()

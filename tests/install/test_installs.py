@@ -1,0 +1,326 @@
+"""Semel as users get it: a wheel, installed with each extra into an empty environment, far from the repository.
+
+Every example of README and docs runs there, and the programs in examples/. `make installs` runs this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+import pyarrow as pa
+import pytest
+from doc_examples import PAGES, ROOT, SETUPS, Example, all_examples, commands
+
+import semel
+from semel.testing.postgres import Postgres
+
+pytestmark = pytest.mark.install
+
+HERE = Path(__file__).parent
+EXTRAS_OF_PAGES = {
+    "docs/databases.md": "spark,postgres",
+    "docs/session.md": "postgres",
+    "docs/spark.md": "spark",
+    "docs/spark-source.md": "spark",
+}
+"""All other pages need Semel alone."""
+WITH_PYTHON = [page for page in PAGES if any(one.page == page and not one.is_test for one in all_examples("python"))]
+WIDE = {"TERM": "dumb", "COLUMNS": "200"}
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+
+
+class Environment:
+    """A virtual environment with the wheel in it. Its programs run in a folder of their own, with its `bin` first on
+    the PATH, as in an activated one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin = folder / "bin"
+        self.work = folder / "work"
+        self.work.mkdir()
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "VIRTUAL"))
+        }
+        self.variables = {**kept, "PATH": f"{self.bin}:{os.environ['PATH']}", "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def run(
+        self, *command: str, given: str = "", timeout: float = 240, variables: Mapping[str, str] = MappingProxyType({})
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(self.bin / command[0]), *command[1:]],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            cwd=self.work,
+            env={**self.variables, **variables},
+        )
+
+
+class Installer:
+    """Builds the wheel once, and makes an environment for each set of extras when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[tuple[str, ...], Environment] = {}
+        found = shutil.which("uv", path=f"{os.environ['PATH']}:{ROOT / '.tools' / 'bin'}")
+        assert found is not None, "uv is missing: `make setup` puts it into .tools"
+        self._uv = found
+        self._do("build", "--wheel", "--out-dir", str(folder), str(ROOT))
+        (self.wheel,) = folder.glob("semel-*.whl")
+
+    def environment(self, extras: str = "", *also: str, python: str = sys.executable) -> Environment:
+        key = (extras, python, *also)
+        if key not in self._made:
+            folder = self._folder / f"environment-{len(self._made)}"
+            self._do("venv", "--no-python-downloads", "--python", python, str(folder))
+            wheel = f"semel[{extras}] @ {self.wheel.as_uri()}" if extras else str(self.wheel)
+            self._do("pip", "install", "--python", str(folder / "bin" / "python"), wheel, *also)
+            self._made[key] = Environment(folder)
+        return self._made[key]
+
+    def _do(self, *arguments: str) -> None:
+        done = subprocess.run([self._uv, "-q", *arguments], capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def installer(tmp_path_factory: pytest.TempPathFactory) -> Installer:
+    return Installer(tmp_path_factory.mktemp("installs"))
+
+
+@pytest.fixture
+def postgres_variables() -> Iterator[dict[str, str]]:
+    with Postgres() as postgres:
+        yield {"PGHOST": str(postgres.folder), "PGUSER": "postgres"}
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+def test_the_python_examples_of_a_page_run(
+    page: Path, installer: Installer, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """What a reader copies works with the extra that the page is about, and nothing else."""
+    extras = EXTRAS_OF_PAGES.get(str(page.relative_to(ROOT)), "")
+    variables = request.getfixturevalue("postgres_variables") if "postgres" in extras else {}
+    wanted = [one for one in all_examples("python") if one.page == page and not one.is_test]
+    run_examples(wanted, installer.environment(extras), tmp_path, variables)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Spark 3.5 knows no newer Python than 3.11")
+def test_the_extra_for_spark_3_5_is_complete(installer: Installer, tmp_path: Path) -> None:
+    """pip alone would choose a pyarrow that cannot be imported beside the NumPy that this Spark asks for."""
+    wanted = [one for one in all_examples("python") if one.setup is not None and one.setup.stem == "spark_batch.py"]
+    run_examples(wanted, installer.environment("spark35"), tmp_path)
+
+
+def run_examples(
+    wanted: Sequence[Example],
+    environment: Environment,
+    folder: Path,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    plan = [
+        {
+            "name": one.name,
+            "code": one.code,
+            "setup": one.setup.read_text() if one.setup else None,
+            "continues": one.continues,
+        }
+        for one in wanted
+    ]
+    runner = shutil.copy(HERE / "example_runner.py", folder)
+    done = environment.run("python", str(runner), given=json.dumps(plan), variables=variables)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert re.findall(r"^ran (.*)$", done.stdout, re.MULTILINE) == [one.name for one in wanted]
+    assert wanted
+
+
+@pytest.mark.parametrize(
+    "example", [one for one in all_examples("python") if one.is_test], ids=lambda example: example.name
+)
+def test_examples_that_are_tests_pass(example: Example, installer: Installer, tmp_path: Path) -> None:
+    """The pytest plugin comes with the wheel."""
+    file = tmp_path / "test_example.py"
+    file.write_text(example.code)
+    done = installer.environment("clients", "pytest").run("python", "-m", "pytest", "-q", str(file))
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
+@pytest.mark.parametrize("example", all_examples("sh"), ids=lambda example: example.name)
+def test_the_commands_of_a_page_run(example: Example, installer: Installer, tmp_path: Path) -> None:
+    """`semel verify` and `semel guarantees` get a second, so that they prove nothing, but end with a report."""
+    environment = installer.environment("clients")
+    if example.setup is not None:
+        done = environment.run("python", "-c", example.setup.read_text())
+        assert done.returncode == 0, done.stderr
+    for words in commands(example):
+        if words[:2] == ["semel", "broker"]:
+            run_broker(environment, words, tmp_path)
+        elif words[0] == "semel":
+            arguments = words[1:]
+            if words[1] in ("verify", "guarantees"):
+                arguments += ["--time", "1s"]
+            done = environment.run("semel", *arguments, variables=WIDE)
+            assert "Report:" in done.stdout, done.stdout + done.stderr
+            assert "Traceback" not in done.stderr
+
+
+def run_broker(environment: Environment, words: Sequence[str], folder: Path) -> None:
+    """Start it on a free port, wait for the line that says where it is, and stop it."""
+    arguments = [re.sub(r"^9092$", "0", word) for word in words[1:]]
+    process = subprocess.Popen(
+        [str(environment.bin / "semel"), *arguments], cwd=folder, env=environment.variables, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert re.search(rb"ready on 127\.0\.0\.1:\d+", process.stdout.readline())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_programs_in_examples_run(installer: Installer, tmp_path: Path) -> None:
+    """Two instances of the processor share the work, and every message is there once with "-ok" behind it."""
+    (program,) = (ROOT / "examples").glob("*.py")
+    environment = installer.environment()
+    values = [b"message %d" % n for n in range(1000)]
+    with semel.Broker() as broker:
+        to = {"bootstrap.servers": broker.bootstrap}
+        with semel.Admin(to) as admin, semel.Producer(to) as producer:
+            admin.create_topics("input", "output", partitions=4)
+            producer.send_table("input", pa.table({"value": values}))
+        running = [
+            subprocess.Popen(
+                [str(environment.bin / "python"), str(program), broker.bootstrap, "input", "output", instance],
+                cwd=tmp_path,
+                env=environment.variables,
+            )
+            for instance in ("a", "b")
+        ]
+        try:
+            until = time.monotonic() + 90
+            while len(written := read(broker.bootstrap, "output", 4)) < len(values) and time.monotonic() < until:
+                assert [process.poll() for process in running] == [None, None]
+                time.sleep(0.1)
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+        assert sorted(written) == sorted(value + b"-ok" for value in values)
+
+
+def read(bootstrap: str, topic: str, partitions: int) -> list[bytes]:
+    with semel.Fetcher({"bootstrap.servers": bootstrap}) as fetcher:
+        fetcher.assign({(topic, partition): "earliest" for partition in range(partitions)})
+        return [
+            value for table in fetcher.read_until(fetcher.end_offsets()) for value in table.column("value").to_pylist()
+        ]
+
+
+CONNECT = """
+import sys, semel
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+df = spark.createDataFrame([("a", "tea"), ("b", "milk")], "key STRING, value STRING")
+done = semel.write_batch(df, name="through-connect", job_id="1", bootstrap=sys.argv[1], topic="out")
+assert not done.skipped
+spark.stop()
+"""
+
+
+def test_the_spark_connect_extra_is_complete(installer: Installer) -> None:
+    """A batch is written through Spark Connect, which needs more packages than Spark itself."""
+    with semel.Broker() as broker:
+        with semel.Admin({"bootstrap.servers": broker.bootstrap}) as admin:
+            admin.create_topics("out")
+        done = installer.environment("spark-connect").run("python", "-c", CONNECT, broker.bootstrap)
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert sorted(read(broker.bootstrap, "out", 1)) == [b"milk", b"tea"]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["demo"], "pyspark 4.2 or newer is missing. Install it: pip install 'semel[spark]'"),
+        (["bench", "spark"], "pyspark 4.2 or newer is missing."),
+        (["bench", "session"], "confluent-kafka is missing. Install it: pip install 'semel[clients]'"),
+        (["verify", "--client", "aiokafka"], "aiokafka is missing. Install it: pip install aiokafka"),
+        (["guarantees", "--client", "kafka-python"], "kafka-python is missing. Install it: pip install kafka-python"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_without_extras_a_command_says_at_once_which_one_it_needs(
+    command: list[str], says: str, installer: Installer
+) -> None:
+    """In seconds, without a traceback."""
+    done = installer.environment().run("semel", *command, timeout=30, variables=WIDE)
+    assert done.returncode in (1, 2)
+    assert says in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, warnings
+warnings.simplefilter("error")
+import semel
+optional = {"aiokafka", "confluent_kafka", "cryptography", "kafka", "psycopg", "pyspark", "pytest"}
+for module in pkgutil.walk_packages(semel.__path__, "semel."):
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as missing:
+        if missing.name.partition(".")[0] not in optional:
+            raise
+for name in semel.__all__:
+    getattr(semel, name)
+print(semel.__version__)
+"""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_wheel_installs_and_imports_on_every_python(version: str, installer: Installer) -> None:
+    """Alone, without any extra and without a warning; and README's example runs."""
+    found = subprocess.run([ROOT / "scripts" / "find-python.sh", version], capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        pytest.skip(f"Python {version} is not installed")
+    environment = installer.environment(python=found.stdout.strip())
+    done = environment.run("python", "-c", IMPORT_ALL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == semel.__version__
+    (example,) = [one for one in all_examples("python") if one.page == ROOT / "README.md"]
+    done = environment.run("python", "-W", "error", "-c", example.code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_repository_is_not_on_the_path_of_these_tests(installer: Installer) -> None:
+    """Otherwise they would prove nothing about the wheel."""
+    done = installer.environment().run("python", "-c", "import semel, sys; print(semel.__file__, *sys.path)")
+    assert done.returncode == 0, done.stderr
+    assert str(ROOT) not in done.stdout
+
+
+def test_the_wheel_holds_what_it_needs_and_no_tests(installer: Installer) -> None:
+    """The wheel holds the package, the module that Spark looks for, and Java sources of the bench; no tests."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "zipfile", "-l", str(installer.wheel)], capture_output=True, text=True, check=True
+    )
+    names = {line.split()[0] for line in listed.stdout.splitlines()[1:]}
+    assert {
+        "semel/__init__.py",
+        "semel/py.typed",
+        "pyspark_semel.py",
+        "semel/bench/java/OneRecordTransactions.java",
+    } <= names
+    assert not {name for name in names if name.startswith(("tests", SETUPS.parent.name))}
