@@ -48,8 +48,10 @@ def test_a_killed_postgres_returns_with_what_was_committed_and_without_the_rest(
         database.start()
         assert tables.read(PLAIN) == Counter(SALES)
         assert database._server is not None
+        # The backend of the connection just closed may end at any moment, so only the server itself must be alive.
         family = [database._server.process_id, *(one.number for one in descendants(database._server.process_id))]
-        assert all(map(is_alive, family))
+        assert is_alive(family[0])
+        assert len(family) > 2
     assert not any(map(is_alive, family))
 
 
