@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -369,3 +371,50 @@ def test_an_answer_that_is_not_200_raises(recorder: CallRecorder) -> None:
         post(recorder.url, "x")
     refused.value.close()
     assert recorder.performed == {}
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_async_call_is_refused_and_its_effect_is_not_done(to: str) -> None:
+    """F4: its coroutine is never awaited, so no call was made. The effect counted as done."""
+
+    async def send_later(key: str) -> None:
+        raise AssertionError(key)
+
+    made: list[str] = []
+    with make_effects(to, takes_key=False) as effects:
+        with pytest.raises(ConfigError, match="The function is async"):
+            effects.call("invoice-17", send_later)
+        assert effects.get("invoice-17") is None
+        with pytest.raises(ConfigError, match="The function is async"):
+            effects.call("invoice-17", lambda key: send_later(key))
+        assert effects.call("invoice-17", made.append).state == "done"
+    assert made == ["invoice-17"]
+
+
+FORKS = """
+import os, sys
+from effects_scene import make_effects
+effects = make_effects(sys.argv[1], takes_key=False)
+effects.call("before", lambda key: None)
+children = []
+for worker in range(3):
+    child = os.fork()
+    if child == 0:
+        for number in range(15):
+            effects.call(f"{worker}-{number}", lambda key: os.write(1, f"{key}\\n".encode()))
+            effects.call(f"shared-{number}", lambda key: os.write(1, f"{key}\\n".encode()))
+        os._exit(0)
+    children.append(child)
+effects.call("parent", lambda key: os.write(1, b"parent\\n"))
+sys.exit(any(os.waitpid(child, 0)[1] for child in children))
+"""
+
+
+def test_workers_forked_after_the_first_use_have_their_own_connections(to: str) -> None:
+    """F4: as in a web server that loads the program first. They shared one connection and read each other's answers."""
+    result = subprocess.run(
+        [sys.executable, "-c", FORKS, to], capture_output=True, text=True, timeout=60, cwd=Path(__file__).parent
+    )
+    assert result.returncode == 0, result.stderr
+    names = [*(f"{worker}-{number}" for worker in range(3) for number in range(15))]
+    assert sorted(result.stdout.split()) == sorted([*names, *(f"shared-{number}" for number in range(15)), "parent"])

@@ -84,6 +84,16 @@ def test_a_function_of_rows_may_return_several_values(pipeline: Pipeline) -> Non
     assert set(pipeline.counts().values()) == {2}
 
 
+@pytest.mark.parametrize(
+    ("transform", "kind"), [(lambda row: (b"key", row.value), "tuple"), (lambda row: {b"key": row.value}, "dict")]
+)
+def test_a_pair_or_a_dict_is_not_taken_for_a_list_of_values(pipeline: Pipeline, transform: Any, kind: str) -> None:
+    """People mean key and value by it. Each part became the value of a record."""
+    with pytest.raises(RecordFailed, match=f"returned {kind} "):
+        run(transform, by="row", **options(pipeline))
+    assert pipeline.counts() == {}
+
+
 @pytest.mark.parametrize("transform", [lambda row: "text", lambda row: 1 / 0])
 def test_messages_have_one_full_stop(pipeline: Pipeline, transform: Any) -> None:
     """A cause that is a sentence of its own is not given another end."""

@@ -125,3 +125,28 @@ def check_handlers() -> None:
         assert signal.getsignal(signal.SIGTERM) is own
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+FORKS = """
+import os, signal, time
+from semel.session.sigterm import SigtermWatch
+watch = SigtermWatch(lambda: None)
+watch.start()
+readable, writable = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(writable, b"x")
+    time.sleep(30)
+    os._exit(0)
+os.read(readable, 1)
+os.kill(child, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os.kill(os.getpid(), signal.SIGTERM)
+print(watch.was_raised)
+"""
+
+
+def test_sigterm_ends_a_forked_worker_at_once() -> None:
+    """`multiprocessing.Pool` ends its workers that way: with the session's handler in them, its end waited for ever."""
+    result = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60)
+    assert result.stdout.split() == [str(-signal.SIGTERM), "True"], result.stderr

@@ -481,6 +481,34 @@ def test_a_renamed_pipeline_stops_the_run_under_its_old_name(
     assert sorted(values(bootstrap, name)) == expected(0, 80)
 
 
+def test_a_renamed_pipeline_that_dies_before_it_fences_the_old_name_does_so_at_its_next_start(
+    spark: SparkSession, bootstrap: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the first commit only the note in the checkpoint knows the old name, so it must not be replaced earlier."""
+    fill(spark, tmp_path / "input", 1)
+    sink = semel.KafkaSink(name=name, bootstrap=bootstrap, topic=name)
+    renamed = semel.KafkaSink(name=f"{name}-renamed", bootstrap=bootstrap, topic=name)
+
+    def die(*_: object, **__: object) -> None:
+        raise RuntimeError("killed here")
+
+    def each(df: DataFrame, batch_id: int) -> None:
+        batch_input = read_input(df, batch_id, None)
+        sink.take_over(Question(name, batch_id, batch_input))
+        with monkeypatch.context() as patched:
+            patched.setattr("semel.spark.sink.PipelineOwner", die)
+            with pytest.raises(RuntimeError, match="killed here"):
+                renamed.take_over(Question(renamed.options.name, batch_id, batch_input))
+        renamed.take_over(Question(renamed.options.name, batch_id, batch_input))
+        sink(df, batch_id)
+
+    with pytest.raises(StreamingQueryException, match="has taken over"):
+        run(stream(spark, tmp_path / "input"), each, tmp_path / "checkpoint")
+    renamed.close()
+    copy(stream(spark, tmp_path / "input"), f"{name}-renamed", bootstrap, tmp_path / "checkpoint", topic=name)
+    assert sorted(values(bootstrap, name)) == expected(0, 40)
+
+
 def test_rows_with_the_columns_of_kafkas_source_need_a_topic(
     spark: SparkSession, bootstrap: str, name: str, tmp_path: Path
 ) -> None:

@@ -144,7 +144,8 @@ def _rows(made: Any, row: Row) -> Iterator[Row]:
     if isinstance(made, Row):
         yield made
         return
-    if isinstance(made, str) or not isinstance(made, Iterable):
+    # A tuple is easily meant as (key, value), and a dict as {key: value}: their parts are not the values of records.
+    if isinstance(made, (str, tuple, Mapping)) or not isinstance(made, Iterable):
         raise _wrong_type(made, _EXPECTED)
     for one in made:
         if isinstance(one, bytes):

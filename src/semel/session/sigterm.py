@@ -5,6 +5,7 @@ Only where the program has no handler of its own, and only in the main thread, w
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -15,6 +16,16 @@ EXIT_STATUS: Final = 128 + signal.SIGTERM
 """What a shell shows of a process that SIGTERM has ended."""
 
 _watches: list[SigtermWatch] = []
+
+
+def _forget_after_fork() -> None:
+    """A forked worker has no session: SIGTERM ends it, as `multiprocessing.Pool` expects."""
+    _watches.clear()
+    if signal.getsignal(signal.SIGTERM) is _handle:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 class SigtermWatch:

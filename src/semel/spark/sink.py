@@ -222,10 +222,16 @@ class KafkaSink:
         is_home = None if noted is None else noted.is_same(here)
         decide(replace(asked, is_home=is_home), mine, latest)
         names = {"" if noted is None else noted.pipeline, "" if mine is None else mine.pipeline}
+        owner = PipelineOwner(options, options.name, others=names - {"", options.name})
         if noted != here:
-            here.write(asked.input.files, asked.input.checkpoint)
-        self._owner = PipelineOwner(options, options.name, others=names - {"", options.name})
-        return self._owner
+            # Only now that a run under the earlier name is fenced: until its first commit, the note alone knows it.
+            try:
+                here.write(asked.input.files, asked.input.checkpoint)
+            except BaseException:
+                owner.close()
+                raise
+        self._owner = owner
+        return owner
 
     def _own_again(self, asked: Question) -> None:
         """The coordinator forgets an id after a week of silence: go on, if nobody else has committed anything since."""

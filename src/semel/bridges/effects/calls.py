@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import random
@@ -49,6 +50,12 @@ _TEXT_MAX: Final = 4_000
 _NAME_BYTES_MAX: Final = 500
 KEY_BYTES_MAX: Final = 2_000
 """Name and key are one row of an index, which has at most 2,704 bytes in Postgres."""
+_NOT_ASYNC: Final = (
+    "The function is async, and effects call plain functions: no call was made, and the effect is not done. Write it "
+    "without async, or start the work with asyncio.run(...) inside of it."
+)
+_inherited: Final[list[threading.local]] = []
+"""Connections of a parent process, in a forked one."""
 
 _Value = TypeVar("_Value")
 
@@ -213,6 +220,7 @@ class Effects:
         self._retry_on = _classes(retry_on)
         self._database_retry_s = database_retry_s
         self._of_thread = threading.local()
+        self._process_id = os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -222,6 +230,8 @@ class Effects:
 
     def close(self) -> None:
         """Close this thread's connection. It opens again when it is used."""
+        if self._process_id != os.getpid():
+            return  # the connection is the parent process's
         table: EffectsTable | None = self._of_thread.__dict__.pop("table", None)
         if table is not None:
             table.close()
@@ -253,6 +263,7 @@ class Effects:
         self, key: str, call: Callable[[str], object], *, pause: Callable[[float], bool], row: Row | None = None
     ) -> Ending:
         """The same; `pause` waits for so many seconds. If it returns True, no more attempts are made."""
+        check_synchronous(call)
         is_new = False
         while True:
             claim = self.claim(key, row=row)
@@ -333,6 +344,10 @@ class Effects:
                 time.sleep(_DATABASE_PAUSE_S)
 
     def _table(self) -> EffectsTable:
+        if self._process_id != os.getpid():
+            # Forked since. The connections belong to the parent. They are kept, because closing one would end it there.
+            _inherited.append(self._of_thread)
+            self._of_thread, self._process_id = threading.local(), os.getpid()
         table: EffectsTable | None = getattr(self._of_thread, "table", None)
         if table is None:
             table = self._of_thread.table = EffectsTable(self._open(), self.name)
@@ -345,6 +360,12 @@ def _classes(retry_on: type[Exception] | tuple[type[Exception], ...]) -> tuple[t
         if not (isinstance(one, type) and issubclass(one, Exception)):
             raise ConfigError(f"retry_on={one!r} is no class of exceptions: write retry_on=(ConnectionError,).")
     return given
+
+
+def check_synchronous(call: Callable[..., object]) -> None:
+    """Refuse an `async def` function: it would return a coroutine, and the effect would count as done."""
+    if any(map(inspect.iscoroutinefunction, (call, type(call).__call__))):
+        raise ConfigError(_NOT_ASYNC)
 
 
 def check_key(key: str) -> None:
@@ -381,6 +402,11 @@ def _make(call: Callable[[str], object], claim: Claim) -> None:
         effect = claim.effect
         LOG.warning("Attempt %d of effect %r failed: %s", effect.attempts, claim.key, describe_error(error))
     else:
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            claim.fail(EffectNotDone(_NOT_ASYNC))
+            raise ConfigError(_NOT_ASYNC)
         claim.confirm(result if isinstance(result, str) else None)
 
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
-from semel.bridges.effects.calls import LOG, EffectRejected, Effects, Ending, check_key
+from semel.bridges.effects.calls import LOG, EffectRejected, Effects, Ending, check_key, check_synchronous
 from semel.bridges.effects.lanes import Lane, LaneWorkers
 from semel.bridges.effects.letters import EffectLetters
 from semel.bridges.effects.rules import ENDED, Effect
@@ -89,6 +89,7 @@ def run_topic(
     options = TopicOptions(
         settings, topics, key, order, workers, dead_letter, dead_letter_max, start, delivery_records_max
     )
+    check_synchronous(call)
     _check_takes_row_and_key(call)
     return _TopicRun(effects, call, options, stop or threading.Event(), idle_ms).run()
 
