@@ -46,6 +46,10 @@ TABLES: Final = {
 TWICE: Final = ("21000", "23505")
 """SQLSTATEs of a statement that met two rows of one key: in what it writes, or one that is in the table already."""
 
+OF_ONE_VALUE: Final = ("22", "23502", "23514")
+"""SQLSTATEs of a value that its type refuses, where the database does not say which column it is. The last two are also
+those of NOT NULL and CHECK, which a domain may have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -57,6 +61,18 @@ class Column:
     """Whether a row must have a value: NOT NULL and no default."""
     collation: str | None = None
     """How its text compares, quoted, if that is not the database's default."""
+    base: str | None = None
+    """What the type is made of, if it has a name of its own, such as the type under a domain: see `exact_casts`."""
+
+    @property
+    def base_type(self) -> str:
+        """The type by whose rules values are kept or changed."""
+        return self.base or self.type
+
+    @property
+    def full_type(self) -> str:
+        """For messages: both."""
+        return self.type if self.base_type == self.type else f"{self.type} ({self.base})"
 
 
 class Database(SqlPositions, ABC):
@@ -239,8 +255,8 @@ class Database(SqlPositions, ABC):
         """Whether values of a type, as they are stored, compare as they should."""
         return True
 
-    def can_cast(self, own_type: str, column_type: str) -> bool:
-        """Whether there is a conversion between two types that keeps what values mean."""
+    def can_cast(self, own_type: str, column: Column) -> bool:
+        """Whether there is a conversion to a column's type that keeps what values mean."""
         return True
 
     def missing_rights(self, table: str, rights: Sequence[str]) -> list[str]:
