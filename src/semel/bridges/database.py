@@ -129,6 +129,10 @@ class Database(SqlPositions, ABC):
         """A condition that is true for staged values that the column changes though `cast_for` asks for no cast."""
         return None
 
+    def key_fault(self, table: str, key: Sequence[str]) -> str | None:
+        """Why two rows of a unique key might count as one in one place and as two in another; None if they cannot."""
+        return None
+
     def compared(self, name: str, kind: pa.DataType, column: Column) -> str | None:
         """An expression for what the column compares in place of a staged value; None if the value that is written
         compares in the same way."""

@@ -328,12 +328,17 @@ class TableWriter:
 
     def _check_key(self, database: Database) -> None:
         rule = self._rule
-        if rule.mode in ("upsert", "newest") and not database.is_unique(rule.table, rule.key):
+        if rule.mode not in ("upsert", "newest"):
+            return
+        if not database.is_unique(rule.table, rule.key):
             raise ConfigError(
                 f"Table {rule.table!r} has no primary key or unique index on exactly ({', '.join(rule.key)}) with "
                 f'columns that are NOT NULL, and not DEFERRABLE, which mode="{rule.mode}" needs; nothing was written. '
                 "Add one."
             )
+        fault = database.key_fault(rule.table, rule.key)
+        if fault is not None:
+            raise ConfigError(f"The {fault} Nothing was written.")
 
     def _make_tombstones(self, database: Database, table: Mapping[str, Column]) -> None:
         rule = self._rule
