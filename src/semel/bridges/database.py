@@ -63,6 +63,8 @@ class Column:
     """How its text compares, quoted, if that is not the database's default."""
     base: str | None = None
     """What the type is made of, if it has a name of its own, such as the type under a domain: see `exact_casts`."""
+    is_generated: bool = False
+    """Whether the database makes its values, and takes none: GENERATED ALWAYS."""
 
     @property
     def base_type(self) -> str:
@@ -83,6 +85,8 @@ class Database(SqlPositions, ABC):
     lock_row: str = ""
     """What makes a SELECT lock the rows it finds, where a transaction does not lock everything anyway."""
 
+    schema_advice: str
+    """What to do about a schema that is not there."""
     name_bytes_max: int | None = None
     """Longer names are cut off by the database without an error; None if there is no limit."""
 
@@ -107,6 +111,9 @@ class Database(SqlPositions, ABC):
     @abstractmethod
     def columns(self, table: str) -> dict[str, Column] | None:
         """The columns of a table in their order; None if there is no such table."""
+
+    @abstractmethod
+    def has_schema(self, schema: str) -> bool: ...
 
     @abstractmethod
     def full_name(self, table: str) -> str:
@@ -155,6 +162,14 @@ class Database(SqlPositions, ABC):
                     f"The name {name!r} has {size} bytes, and {self.kind} cuts names off after {self.name_bytes_max}; "
                     "nothing was written. Use a shorter one."
                 )
+
+    def check_schema(self, table: str) -> None:
+        """Raises if a table is named with a schema that is not there."""
+        schema, dot, _ = table.rpartition(".")
+        if dot and not self.has_schema(schema):
+            raise ConfigError(
+                f"{self.kind} has no schema {schema!r} for table {table!r}; nothing was written. {self.schema_advice}"
+            )
 
     def execute(self, statement: str, *values: object) -> Result:
         """Run one statement. Parameters are written `$1`, `$2`, each once and in their order."""

@@ -139,6 +139,7 @@ class PostgresDatabase(Database):
 
     kind = "Postgres"
     lock_row = "FOR UPDATE"
+    schema_advice = "Create it by CREATE SCHEMA, or name another one."
     name_bytes_max = 63
 
     def __init__(self, uri: str) -> None:
@@ -208,6 +209,9 @@ class PostgresDatabase(Database):
     def columns(self, table: str) -> dict[str, Column] | None:
         found = self._execute(COLUMNS, quote_table(table)).rows
         return {name: Column(*column) for name, *column in found} or None
+
+    def has_schema(self, schema: str) -> bool:
+        return self.scalar("SELECT 1 FROM pg_namespace WHERE nspname = $1", schema) is not None
 
     def full_name(self, table: str) -> str:
         found = self._execute(

@@ -39,11 +39,11 @@ SELECT attname, format_type(atttypid, atttypmod),
     (SELECT quote_ident(n.nspname) || '.' || quote_ident(c.collname)
         FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace
         WHERE c.oid = attcollation AND c.oid <> {DEFAULT_COLLATION}),
-    base.name
-FROM found JOIN base USING (attnum) WHERE attgenerated = '' ORDER BY attnum
+    base.name, attgenerated <> '' OR attidentity = 'a'
+FROM found JOIN base USING (attnum) ORDER BY attnum
 """
-"""For each column: name, type, whether rows must have it, collation, and the type that `exact_casts` knows.
+"""For each column: its name, type, whether rows must have it, collation, base type, and whether it is GENERATED ALWAYS.
 
-The last is the type under a domain, "range of" or "multirange of" the type of the bounds, or "row of" the types of a
-composite type's fields.
+The base type is the one that `exact_casts` knows: the type under a domain, "range of" or "multirange of" the type of
+the bounds, or "row of" the types of a composite type's fields.
 """

@@ -30,6 +30,8 @@ _NUMBER: Final = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.A
 _PLAIN_NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?", re.ASCII)
 _INT64: Final = range(-(2**63), 2**63)
 _NO_COLLATION: Final = re.compile("no such collation sequence: (.*)")
+_GENERATED: Final = (2, 3)
+"""How `table_xinfo` marks columns that SQLite computes."""
 _BINARY: Final = "BINARY"
 _SAFE_COLLATIONS: Final = (_BINARY, "NOCASE")
 """Not RTRIM: an automatic index has a Bloom filter that hashes the length of text, as seen with SQLite 3.40. Not one of
@@ -103,6 +105,7 @@ class SqliteDatabase(Database):
     """A database in a file. Writers wait for each other, up to a minute."""
 
     kind = "SQLite"
+    schema_advice = "The file is the schema `main`: leave the part before the dot out."
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
@@ -165,8 +168,14 @@ class SqliteDatabase(Database):
         found = self._execute(_pragma("table_xinfo", table)).rows
         collations = self._collations(table) if found else {}
         return {
-            row[1]: Column(row[2], bool(row[3]) and row[4] is None, collations.get(row[1])) for row in found
+            row[1]: Column(
+                row[2], bool(row[3]) and row[4] is None, collations.get(row[1]), is_generated=row[6] in _GENERATED
+            )
+            for row in found
         } or None
+
+    def has_schema(self, schema: str) -> bool:
+        return schema.lower() in (row[1].lower() for row in self._execute("PRAGMA database_list").rows)
 
     def _collations(self, table: str) -> dict[str, str]:
         schema, _, plain = table.rpartition(".")

@@ -119,6 +119,7 @@ class TableWriter:
             return
         keeps_deleted = rule.mode == "newest" and rule.delete is not None
         database.check_names(tombstones_of(rule.table) if keeps_deleted else rule.table)
+        database.check_schema(rule.table)
         table = database.columns(rule.table)
         if table is None:
             if not self.options.create:
@@ -215,7 +216,8 @@ class TableWriter:
                 raise ConfigError(
                     f"Column {one.name!r} of the rows is {one.type} and that of table {self._rule.table!r} is {kind}: "
                     f"{database.kind} has no conversion from one to the other. Nothing was written. Convert it in your "
-                    "function or query; text goes into any type that can read it."
+                    "function or query; text goes into any type that can read it, such as that of json.dumps() into "
+                    "jsonb."
                 )
             field_type = field_that_changes(one.type, base)
             if field_type is not None:
@@ -274,6 +276,7 @@ class TableWriter:
 
     def _table_for(self, database: Database, wanted: Sequence[pa.Field], schema: pa.Schema) -> dict[str, Column]:
         rule = self._rule
+        database.check_schema(rule.table)
         table = database.columns(rule.table)
         if table is None:
             if not self.options.create:
@@ -316,6 +319,12 @@ class TableWriter:
                     f"The rows have a column {one.name!r} ({one.type}) and table {rule.table!r} has none; nothing was "
                     f"written.{other_case(one.name, table)} Add it, drop it from the rows, or pass "
                     'new_columns="add" or "ignore".'
+                )
+            if table[one.name].is_generated:
+                raise ConfigError(
+                    f"The rows have values for column {one.name!r} of table {rule.table!r}, which is GENERATED ALWAYS: "
+                    f"{database.kind} makes its values and takes none. Nothing was written. Drop it from the rows, or "
+                    "change the column."
                 )
         names = {one.name for one in wanted}
         for name, column in table.items():
