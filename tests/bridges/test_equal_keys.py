@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from database_scene import Place, place, server
 
+import semel
 from semel.bridges.database import Database
 from semel.bridges.merge import Mode, Rule
 from semel.bridges.spark_misfits import MisfitSearch
@@ -88,6 +92,52 @@ def test_rows_without_an_order_are_refused_if_the_table_holds_their_keys_to_be_e
             writer.check(database, table.schema)
             with pytest.raises(ConfigError, match="Two rows of one batch have the key"):
                 merge(database, writer, table)
+
+
+KEYS_THAT_COMPARE_IN_TWO_WAYS = [
+    ("id TEXT NOT NULL COLLATE RTRIM PRIMARY KEY", "", "RTRIM"),
+    ("id TEXT NOT NULL, PRIMARY KEY (id COLLATE NOCASE)", "", "NOCASE.*BINARY"),
+    ("id TEXT NOT NULL, UNIQUE (id COLLATE RTRIM)", "", "RTRIM"),
+    ("id TEXT NOT NULL", "CREATE UNIQUE INDEX one ON users (id COLLATE NOCASE)", "NOCASE.*BINARY"),
+    ("id TEXT NOT NULL PRIMARY KEY", "CREATE UNIQUE INDEX one ON users (id COLLATE NOCASE)", "NOCASE.*BINARY"),
+    ("id TEXT NOT NULL COLLATE NOCASE", "CREATE UNIQUE INDEX one ON users (id COLLATE BINARY)", "BINARY.*NOCASE"),
+]
+
+
+@pytest.mark.parametrize("mode", ["upsert", "newest"])
+@pytest.mark.parametrize(("definition", "index", "words"), KEYS_THAT_COMPARE_IN_TWO_WAYS)
+def test_a_key_that_sqlite_compares_in_two_ways_is_refused_before_anything_is_read(
+    tmp_path: Path, mode: Mode, definition: str, index: str, words: str
+) -> None:
+    """One key for the index and two for the column, or the other way round: the wrong row would win or be deleted.
+
+    SQLite itself does not find all keys that RTRIM holds to be equal: its Bloom filters count the blanks.
+    """
+    place = Place("sqlite", str(tmp_path / "shop.db"))
+    columns, comma, constraint = definition.partition(",")
+    make(place, f"{columns}, version int{comma}{constraint}")
+    place.do(*[index] if index else [])
+    version = {"version": "version"} if mode == "newest" else {}
+    with pytest.raises(ConfigError, match=f"key column 'id' of table 'users'.*{words}.*Nothing was written"):
+        semel.run(
+            lambda row: None,
+            to=place.target(table="users", mode=mode, key=["id"], **version),
+            bootstrap="127.0.0.1:1",
+            topics=["users"],
+            name="users",
+        )
+
+
+def test_a_collation_that_sqlite_does_not_have_hides_no_other(tmp_path: Path) -> None:
+    """A column beside the key has one of the user's own program."""
+    place = Place("sqlite", str(tmp_path / "shop.db"))
+    with closing(sqlite3.connect(place.address)) as connection:
+        connection.create_collation("phonebook", lambda one, other: (one > other) - (one < other))
+        connection.execute(
+            "CREATE TABLE users (name TEXT COLLATE phonebook, id TEXT NOT NULL COLLATE NOCASE PRIMARY KEY, version int)"
+        )
+    write(place, Rule("users", "upsert", ("id",), delete="gone"), rows(("Ann", 1, False), ("ann", 2, False)))
+    assert place.ask("SELECT version FROM users") == [(2,)]
 
 
 def test_versions_within_a_batch_are_ordered_as_in_the_table(place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -46,7 +47,54 @@ KEPT_OR_REFUSED: list[tuple[str, list[Any], list[Any]]] = [
     ("numeric(12,2)[]", [[1.25, None]], [[1.239]]),
     ("date[]", [["2026-01-01"]], [["2026-01-01", "2026-01-01 10:00"]]),
     ("numeric(5,-2)", [1200], [1234]),
+    ("varchar(5)", ["abcd ", None], ["abcde ", "     ."]),
+    ("varchar(5)[]", [["abcd "]], [["a", "abcde "]]),
+    ("char(5)", ["abc", "abc  "], ["abcdefgh", "abcde "]),
+    ("varchar(3)", [12, 123], [1234]),
+    ("varchar(4)", [True], [False]),
+    ("char(3)", [1.5], [1.25]),
+    ("tsrange", ["[2026-01-01 10:00,)", "empty"], ["[2026-01-01 10:00+05,)", "[yesterday,)"]),
+    ("tstzrange", ['["2026-01-01 10:00Z",2026-01-02T10:00+01)', "(,)"], ["[2026-01-01 10:00,)", "[,2026-01-01 10:00)"]),
+    ("daterange", ["[2026-01-01,2026-01-31]"], ["[2026-01-01 23:59:59,)"]),
+    ("numrange", ["[1.239,2)"], ["[2,1)"]),
+    ("tstzrange[]", [["[2026-01-01 10:00Z,)"]], [["[2026-01-01 10:00Z,)", "[2026-01-01 10:00,)"]]),
+    (
+        "tstzmultirange",
+        ["{[2026-01-01 10:00Z,2026-01-02 10:00Z), (2027-01-01 10:00Z,)}", "{}"],
+        ["{[2026-01-01 10:00,)}"],
+    ),
+    ("shop_hours", ["[08:00,12:00:00.5]"], ["[08:00:00.1234567,)", "[08:00+02,)"]),
+    ("name_of_five", ["abcde"], ["abcdefgh", "abcde "]),
+    ("name_of_five[]", [["abcde"]], [["abcde "]]),
+    ("names_of_five", [["abcde"]], [["abcde "]]),
+    ("price", [1.25, 1], [1.239]),
+    ("price", ["1.25"], ["1.239", "-1"]),
+    ("low_price", [1.25], [1.239, 1000]),
+    ("prices", [[1.25]], [[1.239]]),
+    ("price[]", [[1.25]], [[1.239]]),
+    ("whole", [1.0], [1.5]),
+    ("moment", ["2026-01-01 10:00Z"], ["2026-01-01 10:00"]),
+    ("open_hours", ["[2026-01-01 10:00Z,)"], ["[2026-01-01 10:00,)"]),
+    ("pair", ["(1,abc)"], ["(x,abc)"]),
+    ("jsonb", ['{"a": {"b": 1}, "c": 2}'], ['{"a": {"b": 1, "b": 2}}']),
+    ("json", ['{"a": 1, "a": 2}'], ['{"a"}']),
 ]
+
+MAKE_TYPES = """
+CREATE DOMAIN name_of_five AS varchar(5);
+CREATE DOMAIN names_of_five AS varchar(5)[];
+CREATE DOMAIN price AS numeric(12,2) CHECK (VALUE >= 0);
+CREATE DOMAIN low_price AS price CHECK (VALUE < 100);
+CREATE DOMAIN prices AS numeric(12,2)[];
+CREATE DOMAIN whole AS bigint;
+CREATE DOMAIN moment AS timestamptz;
+CREATE DOMAIN wall_clock AS timestamp;
+CREATE DOMAIN open_hours AS tstzrange;
+CREATE DOMAIN flag AS boolean;
+CREATE TYPE shop_hours AS RANGE (subtype = time);
+CREATE TYPE pair AS (number bigint, word text);
+CREATE TYPE item AS (word text, price numeric(12,2))
+"""
 
 
 @pytest.mark.parametrize(("column_type", "kept", "changed"), KEPT_OR_REFUSED)
@@ -55,7 +103,7 @@ def test_postgres_keeps_a_value_or_its_row_is_refused(
 ) -> None:
     """What is refused is in the dead letters with its column, and the other rows are written."""
     place = make_postgres(server)
-    place.do(f"CREATE TABLE kept (id bigint, v {column_type})")
+    place.do(*MAKE_TYPES.split(";"), f"CREATE TABLE kept (id bigint, v {column_type})")
     source = Input(broker.bootstrap, 1)
     source.write(json.dumps(value).encode() for value in [*kept, *changed])
     target = place.target(table="kept", dead_letter="failed")
@@ -64,6 +112,31 @@ def test_postgres_keeps_a_value_or_its_row_is_refused(
     refused = place.ask('SELECT value, error FROM failed ORDER BY "offset"')
     assert [json.loads(bytes(value)) for value, _ in refused] == changed
     assert all("'v'" in error for _, error in refused), refused
+
+
+@pytest.mark.parametrize(
+    ("column_type", "value", "words"),
+    [
+        ("moment", pa.scalar(datetime(2026, 1, 1), pa.timestamp("us")), "depends on a time zone"),
+        ("wall_clock", pa.scalar(datetime(2026, 1, 1), pa.timestamp("us", "UTC")), "depends on a time zone"),
+        ("date", pa.scalar(datetime(2026, 1, 1), pa.timestamp("us", "UTC")), "depends on a time zone"),
+        ("flag", pa.scalar(5, pa.int32()), "no conversion"),
+        ("item", pa.scalar("(a,1.239)"), "Postgres would round or cut off"),
+        ("item[]", pa.scalar(["(a,1.239)"]), "Postgres would round or cut off"),
+    ],
+)
+def test_a_type_that_would_change_values_in_silence_is_one_error_with_the_column(
+    broker: EmbeddedBroker, server: Postgres, column_type: str, value: pa.Scalar, words: str
+) -> None:
+    """Domains as their base types; a composite type has fields of which nobody can tell what was given."""
+    place = make_postgres(server)
+    place.do(*MAKE_TYPES.split(";"), f"CREATE TABLE kept (id bigint, v {column_type})")
+    source = Input(broker.bootstrap, 1)
+    source.write([0])
+    rows = pa.table({"id": [1], "v": pa.array([value.as_py()], value.type)})
+    with pytest.raises(semel.ConfigError, match=rf"Column 'v' .* is {re.escape(column_type)}: .*{words}"):
+        source.run(lambda table: rows, place.target(table="kept"), by="table")
+    assert place.ask("SELECT * FROM kept") == []
 
 
 _EAST = timezone(timedelta(hours=2))

@@ -306,6 +306,64 @@ def test_what_is_wrong_with_a_table_is_an_error_before_anything_is_read(
 
 
 @pytest.mark.parametrize(
+    "options",
+    [{"table": "nowhere.orders"}, {"table": "nowhere.orders", "create": True}, {"dead_letter": "nowhere.orders"}],
+    ids=["table", "create", "dead_letter"],
+)
+def test_a_schema_that_is_not_there_is_one_error_before_anything_is_read(place: Place, options: dict[str, Any]) -> None:
+    """With the schema's name and what to do."""
+    place.do("CREATE TABLE numbers (number BIGINT)")
+    what_now = "CREATE SCHEMA" if place.kind == "postgres" else "leave the part before the dot out"
+    with pytest.raises(semel.ConfigError, match=f"no schema 'nowhere' for table 'nowhere.orders'.*{what_now}"):
+        semel.run(
+            number,
+            to=place.target(**{"table": "numbers", **options}),
+            bootstrap="127.0.0.1:1",
+            topics=["orders"],
+            name="billing",
+        )
+
+
+@pytest.mark.parametrize("new_columns", ["refuse", "add", "ignore"])
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("made", ["AS IDENTITY", "AS (number * 2) STORED"])
+def test_values_for_a_column_that_the_database_makes_are_one_error(
+    broker: EmbeddedBroker, place: Place, made: str, mode: str, new_columns: str
+) -> None:
+    """In every mode alike: COPY would overwrite an identity, and an upsert could not."""
+    if place.kind == "sqlite" and "IDENTITY" in made:
+        pytest.skip("SQLite has none")
+    place.do(
+        f"CREATE TABLE numbers (number BIGINT NOT NULL PRIMARY KEY, twice BIGINT GENERATED ALWAYS {made}, at BIGINT)"
+    )
+    source = Input(broker.bootstrap, 1)
+    source.write(range(3))
+    key = {"key": ["number"]} if mode == "upsert" else {}
+    target = place.target(table="numbers", mode=mode, new_columns=new_columns, **key)
+    with pytest.raises(semel.ConfigError, match=r"column 'twice' .* GENERATED ALWAYS.*[Dd]rop it from the rows"):
+        source.run(lambda row: {"number": int(row.value), "twice": 7}, target)
+    assert numbers(place) == []
+    source.run(lambda row: {"number": int(row.value), "at": 1}, target)
+    assert numbers(place) == [0, 1, 2]
+
+
+def test_a_list_of_several_types_is_one_clear_error(broker: EmbeddedBroker, server: Postgres) -> None:
+    """As JSON has them. What the list holds, and how it gets into jsonb."""
+    place = make_postgres(server)
+    place.do("CREATE TABLE numbers (number bigint, list jsonb)")
+    source, mixed = Input(broker.bootstrap, 1), [1, "a", None, 2.5]
+    source.write([0])
+    with pytest.raises(
+        semel.RecordFailed, match=r"column 'list': a list of values of types int, str and float .*json\.dumps\(\)\. The"
+    ):
+        source.run(lambda row: {"number": 1, "list": mixed}, place.target(table="numbers"))
+    with pytest.raises(semel.ConfigError, match=r"Column 'list' .* is list<item: int64> .* is jsonb.*json\.dumps\(\)"):
+        source.run(lambda row: {"number": 1, "list": [1, 2]}, place.target(table="numbers"))
+    source.run(lambda row: {"number": 1, "list": json.dumps(mixed)}, place.target(table="numbers"))
+    assert place.ask("SELECT list FROM numbers") == [(mixed,)]
+
+
+@pytest.mark.parametrize(
     ("rights", "mode", "words"),
     [
         ("SELECT", {}, "no right to INSERT on table 'numbers'"),

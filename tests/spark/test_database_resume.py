@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from sink_scene import numbers
 from spark_sessions import small_spark
@@ -50,8 +49,9 @@ def test_a_lost_checkpoint_goes_on_at_the_databases_position(spark: SparkSession
         with semel.Admin({"bootstrap.servers": bootstrap}) as admin:
             admin.create_partitions(name, 3)
         semel.write_batch(numbers(spark, 50, 80), name=name, job_id="2", to=topic)
-        with pytest.raises(StreamingQueryException, match="has run before with another checkpoint"):
+        with pytest.raises(semel.ConfigError, match=r"^Pipeline 'orders' has run before with another checkpoint"):
             run("earliest", "new")
+        assert not (tmp_path / "new").exists(), "the query was not started, so Spark shows no trace of its own"
         start = semel.committed_offsets(name=name, to=target, bootstrap=bootstrap)
         run(start, "newer", resume="committed")
         with target.open() as database:

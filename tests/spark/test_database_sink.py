@@ -294,17 +294,36 @@ def test_a_renamed_pipeline_goes_on_and_repeats_nothing(place: str, stream: Stre
 # -- lost connections, conflicts and other owners --------------------------------------------------------------------
 
 
-def test_another_table_under_the_same_name_is_a_warning(
-    place: str, stream: Stream, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The query goes on where its checkpoint is, so the new table lacks what was read before it."""
-    target = target_for(place, "append")
-    stream.run(sink_for(target), frames(1))
-    stream.run(sink_for(target), frames(2))
-    assert "another table" not in caplog.text
-    stream.run(sink_for(target_at(place, table="others", create=True)), frames(3))
-    [said] = [json.loads(record.message) for record in caplog.records if "another table" in record.message]
-    assert (said["before"], said["now"], said["batch"]) == (target.options.rule.table, "others", 1)
+def test_another_table_under_the_same_name_is_refused(place: str, stream: Stream) -> None:
+    """The query would go on where its checkpoint is, and the new table lack all that was read before it."""
+    target, other = target_for(place, "append"), target_at(place, table="others", create=True)
+    running = sink_for(target)
+    stream.run(running, frames(2))
+    words = f"has written into table '{target.options.rule.table}' up to batch 1, .* 'others' .*resume=\"checkpoint\""
+    for resume in (None, "committed"):
+        with pytest.raises(ConfigError, match=words):
+            stream.run(sink_for(other, resume=resume), frames(3))
+    stream.run(running, frames(3))
+    assert contents(target, "append") == expected("append", 3, ROWS), "the running query was not stopped"
+    stream.run(sink_for(other, resume="checkpoint"), frames(4))
+    stream.run(sink_for(other), frames(5))
+    with other.open() as database:
+        assert int(database.scalar("SELECT count(*) FROM others")) == 2 * ROWS
+
+
+def test_a_query_that_writes_to_its_tables_by_turns_is_not_refused(place: str, stream: Stream) -> None:
+    """What counts is the sink's own table. Which tables its last batch had is the program's matter."""
+    target, other = target_for(place, "append"), target_at(place, table="others", create=True)
+
+    def write(df: Any, batch_id: int) -> None:
+        with sink.batch(batch_id) as batch:
+            batch.write(df, to=other if batch_id % 2 else target)
+
+    for number in range(1, 5):
+        sink = sink_for(target)
+        stream.run(write, frames(number))
+    with other.open() as database:
+        assert int(database.scalar("SELECT count(*) FROM others")) == 2 * ROWS
 
 
 def test_a_commit_whose_answer_is_lost_is_found_in_the_ledger(

@@ -46,6 +46,10 @@ TABLES: Final = {
 TWICE: Final = ("21000", "23505")
 """SQLSTATEs of a statement that met two rows of one key: in what it writes, or one that is in the table already."""
 
+OF_ONE_VALUE: Final = ("22", "23502", "23514")
+"""SQLSTATEs of a value that its type refuses, where the database does not say which column it is. The last two are also
+those of NOT NULL and CHECK, which a domain may have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -57,6 +61,20 @@ class Column:
     """Whether a row must have a value: NOT NULL and no default."""
     collation: str | None = None
     """How its text compares, quoted, if that is not the database's default."""
+    base: str | None = None
+    """What the type is made of, if it has a name of its own, such as the type under a domain: see `exact_casts`."""
+    is_generated: bool = False
+    """Whether the database makes its values, and takes none: GENERATED ALWAYS."""
+
+    @property
+    def base_type(self) -> str:
+        """The type by whose rules values are kept or changed."""
+        return self.base or self.type
+
+    @property
+    def full_type(self) -> str:
+        """For messages: both."""
+        return self.type if self.base_type == self.type else f"{self.type} ({self.base})"
 
 
 class Database(SqlPositions, ABC):
@@ -67,6 +85,8 @@ class Database(SqlPositions, ABC):
     lock_row: str = ""
     """What makes a SELECT lock the rows it finds, where a transaction does not lock everything anyway."""
 
+    schema_advice: str
+    """What to do about a schema that is not there."""
     name_bytes_max: int | None = None
     """Longer names are cut off by the database without an error; None if there is no limit."""
 
@@ -93,6 +113,9 @@ class Database(SqlPositions, ABC):
         """The columns of a table in their order; None if there is no such table."""
 
     @abstractmethod
+    def has_schema(self, schema: str) -> bool: ...
+
+    @abstractmethod
     def full_name(self, table: str) -> str:
         """The quoted name of a table with its schema, as the database has it; where it would be made if it is not
         there."""
@@ -111,6 +134,10 @@ class Database(SqlPositions, ABC):
 
     def find_changed(self, name: str, kind: pa.DataType, column: Column) -> str | None:
         """A condition that is true for staged values that the column changes though `cast_for` asks for no cast."""
+        return None
+
+    def key_fault(self, table: str, key: Sequence[str]) -> str | None:
+        """Why two rows of a unique key might count as one in one place and as two in another; None if they cannot."""
         return None
 
     def compared(self, name: str, kind: pa.DataType, column: Column) -> str | None:
@@ -135,6 +162,14 @@ class Database(SqlPositions, ABC):
                     f"The name {name!r} has {size} bytes, and {self.kind} cuts names off after {self.name_bytes_max}; "
                     "nothing was written. Use a shorter one."
                 )
+
+    def check_schema(self, table: str) -> None:
+        """Raises if a table is named with a schema that is not there."""
+        schema, dot, _ = table.rpartition(".")
+        if dot and not self.has_schema(schema):
+            raise ConfigError(
+                f"{self.kind} has no schema {schema!r} for table {table!r}; nothing was written. {self.schema_advice}"
+            )
 
     def execute(self, statement: str, *values: object) -> Result:
         """Run one statement. Parameters are written `$1`, `$2`, each once and in their order."""
@@ -239,8 +274,8 @@ class Database(SqlPositions, ABC):
         """Whether values of a type, as they are stored, compare as they should."""
         return True
 
-    def can_cast(self, own_type: str, column_type: str) -> bool:
-        """Whether there is a conversion between two types that keeps what values mean."""
+    def can_cast(self, own_type: str, column: Column) -> bool:
+        """Whether there is a conversion to a column's type that keeps what values mean."""
         return True
 
     def missing_rights(self, table: str, rights: Sequence[str]) -> list[str]:

@@ -69,6 +69,7 @@ class DeadLetterTable:
     def prepare(self, database: Database) -> None:
         """Make the table if it is not there. Raises if it could not be written to later."""
         database.check_names(self.table)
+        database.check_schema(self.table)
         found = database.columns(self.table)
         if found is None:
             columns = ", ".join(f"{quote(one.name)} {database.sql_type(one.type)}" for one in _SCHEMA)

@@ -135,7 +135,7 @@ class Function:
     def _fail(self, row: Row, error: Exception, failed: Failed) -> None:
         if not self._keeps_failed:
             raise RecordFailed(
-                f"{type(error).__name__} at {origin(row)}: {error}. {_WHAT_NOW}",
+                f"{type(error).__name__} at {origin(row)}: {str(error).rstrip('.')}. {_WHAT_NOW}",
                 topic=row.topic,
                 partition=row.partition,
                 offset=row.offset,

@@ -17,6 +17,7 @@ import pyarrow as pa
 from semel.bridges.database import TABLES, Column, Database
 from semel.bridges.merge import literal, quote, quote_table
 from semel.bridges.positions import BEGIN_BLOCK, END_BLOCK, Position, Result, SqlPositions, ended_in_block
+from semel.bridges.postgres_columns import COLUMNS, DEFAULT_COLLATION
 from semel.bridges.postgres_url import check_url, hide_password, hide_quoted, place_of, with_timeouts
 from semel.bridges.retries import LOG
 from semel.bridges.value_ranges import check_ranges
@@ -42,8 +43,6 @@ _PARAMETER: Final = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\$(\d+)""")
 """A parameter, or text and names in quotes, where a dollar sign means nothing."""
 
 _STAGED: Final = "semel_staged"
-_DEFAULT_COLLATION: Final = 100
-"""Its oid, in every database."""
 _JOIN_MEMORY: Final = "64MB"
 """work_mem for a merge, unless the server's own is larger. More is sorted and joined in files."""
 _IDLE_S: Final = 15
@@ -140,6 +139,7 @@ class PostgresDatabase(Database):
 
     kind = "Postgres"
     lock_row = "FOR UPDATE"
+    schema_advice = "Create it by CREATE SCHEMA, or name another one."
     name_bytes_max = 63
 
     def __init__(self, uri: str) -> None:
@@ -207,15 +207,11 @@ class PostgresDatabase(Database):
         return ", ".join(f"{quote(field.name)} {self.sql_type(field.type)}" for field in schema)
 
     def columns(self, table: str) -> dict[str, Column] | None:
-        found = self._execute(
-            "SELECT attname, format_type(atttypid, atttypmod), attnotnull AND NOT atthasdef AND attidentity = '', "
-            "(SELECT quote_ident(n.nspname) || '.' || quote_ident(c.collname) FROM pg_collation c JOIN pg_namespace n "
-            f"ON n.oid = c.collnamespace WHERE c.oid = attcollation AND c.oid <> {_DEFAULT_COLLATION}) "
-            "FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped "
-            "AND attgenerated = '' ORDER BY attnum",
-            quote_table(table),
-        ).rows
+        found = self._execute(COLUMNS, quote_table(table)).rows
         return {name: Column(*column) for name, *column in found} or None
+
+    def has_schema(self, schema: str) -> bool:
+        return self.scalar("SELECT 1 FROM pg_namespace WHERE nspname = $1", schema) is not None
 
     def full_name(self, table: str) -> str:
         found = self._execute(
@@ -316,7 +312,7 @@ class PostgresDatabase(Database):
             "AND current_setting('server_version_num')::int >= 150000 "
             "AND NOT EXISTS (SELECT 1 FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal) "
             "AND NOT EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = c.oid "
-            f"AND a.attname IN ({names}) AND a.attcollation NOT IN (0, {_DEFAULT_COLLATION}))",
+            f"AND a.attname IN ({names}) AND a.attcollation NOT IN (0, {DEFAULT_COLLATION}))",
             quote_table(table),
         ).rows
         if is_plain:
@@ -353,12 +349,21 @@ class PostgresDatabase(Database):
     def cast_for(self, kind: pa.DataType, column: Column) -> str | None:
         return None if self.sql_type(kind) == column.type else column.type
 
-    def can_cast(self, own_type: str, column_type: str) -> bool:
-        if (own_type, column_type) == ("integer", "boolean"):
+    def find_changed(self, name: str, kind: pa.DataType, column: Column) -> str | None:
+        # Of two equal keys jsonb keeps the last. Servers before Postgres 16 cannot tell.
+        if not pa.types.is_string(kind) or column.base_type != "jsonb" or self._version() < 160000:
+            return None
+        return f"CASE WHEN {quote(name)} IS JSON THEN NOT {quote(name)} IS JSON WITH UNIQUE KEYS END"
+
+    def _version(self) -> int:
+        return int(self.scalar("SELECT current_setting('server_version_num')"))
+
+    def can_cast(self, own_type: str, column: Column) -> bool:
+        if (own_type, column.base_type) == ("integer", "boolean"):
             return False  # Postgres has one, which makes 5 true
         try:
             # Of no row: a domain may refuse null.
-            self._execute(f"SELECT CAST(v AS {column_type}) FROM (SELECT CAST(NULL AS {own_type}) AS v LIMIT 0) AS n")
+            self._execute(f"SELECT CAST(v AS {column.type}) FROM (SELECT CAST(NULL AS {own_type}) AS v LIMIT 0) AS n")
         except DatabaseError as error:
             if error.sqlstate != _CANNOT_COERCE:
                 raise

@@ -199,12 +199,19 @@ def _digits(kind: pa.DataType) -> tuple[int, int] | None:
 def _no_type(value: Any, *, is_id: bool) -> str:
     if isinstance(value, _NoForm):
         return value.fault
+    if isinstance(value, list) and len(types := _type_names(value)) > 1:
+        listed = f"{', '.join(types[:-1])} and {types[-1]}"
+        return f"a list of values of types {listed} has no type in Arrow. Make it text, for jsonb by json.dumps()"
     if is_id:
         return f"an event id must be a whole number, text or a boolean, and this one is of type {type(value).__name__}"
     return (
         f"a value of type {type(value).__name__} has no type in Arrow. Use numbers of up to {_DIGITS_MAX} digits, "
         "text, bytes, dates, times without a zone or lists"
     )
+
+
+def _type_names(values: list[Any]) -> list[str]:
+    return list(dict.fromkeys(type(value).__name__ for value in values if value is not None))
 
 
 def _misfit(name: str, index: int, fault: str) -> ValueDoesNotFit:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from semel.bridges.database import Database
+from semel.bridges.database import OF_ONE_VALUE, Database
 from semel.bridges.exact_casts import is_assigned
 from semel.bridges.merge import ROW, TIME, Staged, quote
 from semel.bridges.table_writer import TableWriter, WriteCounts
@@ -16,7 +16,6 @@ from semel.errors import DatabaseError, ValueDoesNotFit
 
 _PROBE: Final = "semel_probe"
 _NUMBERED: Final = "semel_numbered"
-_DATA_ERRORS: Final = "22"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +111,14 @@ def name_column(
 
     Each column alone goes to a temporary table with the type of the user's table.
     """
-    if error.column is not None or not (error.sqlstate or "").startswith(_DATA_ERRORS):
+    if error.column is not None or not (error.sqlstate or "").startswith(OF_ONE_VALUE):
         return error
     columns = database.columns(table) or {}
     for one in (one for one in schema if one.name in columns):
         kind = columns[one.name].type
         if database.cast_for(one.type, columns[one.name]) is None:
             continue
-        casts = {} if is_assigned(one.type, kind) else {one.name: kind}
+        casts = {} if is_assigned(one.type, columns[one.name].base_type) else {one.name: kind}
         if not _fits(database, Staged(sources, [one.name], casts), one.name, kind):
             return ValueDoesNotFit(
                 f"Column {one.name!r}, {one.type} in the rows and {kind} in the table. {error}",

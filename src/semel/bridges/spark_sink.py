@@ -11,23 +11,24 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, get_args
 from urllib.parse import quote as quote_name
 
+from semel.bridges.database import Database
 from semel.bridges.spark_lag import InputLag
 from semel.bridges.spark_ledger import DatabaseLedger
 from semel.bridges.spark_leftovers import drop_abandoned
 from semel.bridges.spark_once import OneMerge, Owner, Retrying
-from semel.bridges.spark_tables import TableOutput, TableWriters, make_output, warn_of_other_tables
+from semel.bridges.spark_tables import TableOutput, TableWriters, check_same_table, make_output
 from semel.bridges.targets import DatabaseTarget
 from semel.client.settings import parse_config
 from semel.errors import ConfigError, InvalidState
 from semel.spark.calls import Calls
-from semel.spark.checkpoint import read_home
+from semel.spark.checkpoint import CheckpointFiles, HadoopFiles, read_home
 from semel.spark.failpoints import reach
-from semel.spark.input_offsets import read_input, running_query
+from semel.spark.input_offsets import read_input, read_query_id, running_query
 from semel.spark.lag import BOOTSTRAP, kafka_sources
 from semel.spark.ledger import Entry
 from semel.spark.options import Resume
 from semel.spark.progress import BatchProgress, log_progress, report_times
-from semel.spark.replays import Question, decide
+from semel.spark.replays import Question, checkpoint_is_new, decide
 from semel.spark.rows import PlainRows
 from semel.spark.sink import is_stateful
 from semel.spark.stream import count_rows, start_query
@@ -133,6 +134,17 @@ class DatabaseSink:
         with self.target.open() as database:
             database.ensure_tables()
             make_output(df, self.target, TableWriters()).check_at_start(database)
+            if self._checkpoint is not None:
+                self._check_checkpoint(database, HadoopFiles(df.sparkSession), self._checkpoint)
+
+    def _check_checkpoint(self, database: Database, files: CheckpointFiles, checkpoint: str) -> None:
+        """What the first batch would be refused for, if it can be told now: Spark then shows no trace of its own."""
+        metadata = files.read(f"{checkpoint}/metadata")
+        query = None if metadata is None else read_query_id(metadata)
+        standing = DatabaseLedger(database, self.name, self.name, query).read()
+        if query is None and standing.latest is not None and self._resume is None:
+            raise checkpoint_is_new(self.name)
+        check_same_table(self.name, standing.mine, self.target.options.rule.table, self._resume)
 
     def close(self) -> None:
         """Close the connections. They open again with the next batch."""
@@ -168,6 +180,9 @@ class DatabaseSink:
         self._retries = Retrying(self.target.retry_s, stopping(df))
         try:
             progress = self._write_or_skip(asked, outputs)
+        except ConfigError as error:
+            self.close()
+            raise error.with_traceback(None) from None  # Spark shows the whole trace above the sentence
         except BaseException:
             self.close()  # the next call owns the pipeline again, and reads the ledger
             raise
@@ -181,7 +196,7 @@ class DatabaseSink:
 
     def _write_or_skip(self, asked: Question, outputs: Sequence[TableOutput]) -> BatchProgress:
         if self._owner is None:
-            asked = self._look(asked, outputs)
+            asked = self._look(asked)
             self._retries.call(lambda: self._check(outputs))
             self._owner = self._retries.call(lambda: self._take_over(asked))
         owner = self._owner
@@ -202,6 +217,7 @@ class DatabaseSink:
             offsets=asked.input.digest,
             ends=[replace(end, start=None) for end in asked.input.ends],
             pipeline=self.name,
+            table=self.target.options.rule.table,
         )
         return OneMerge(
             owner,
@@ -212,12 +228,12 @@ class DatabaseSink:
             self._retries,
         ).run()
 
-    def _look(self, asked: Question, outputs: Sequence[TableOutput]) -> Question:
+    def _look(self, asked: Question) -> Question:
         """Whether this checkpoint may go on here. A run that may not stops no other one."""
         reach("before_ledger", self.name)
-        return self._retries.call(lambda: self._looked(asked, outputs))
+        return self._retries.call(lambda: self._looked(asked))
 
-    def _looked(self, asked: Question, outputs: Sequence[TableOutput]) -> Question:
+    def _looked(self, asked: Question) -> Question:
         self._database.ensure_tables()
         ledger = self._ledger(asked)
         here, standing = ledger.home(), ledger.read()
@@ -226,9 +242,9 @@ class DatabaseSink:
         noted = read_home(files, checkpoint, note)
         asked = replace(asked, is_home=None if noted is None else noted.is_same(here))
         decide(asked, standing.mine, standing.latest)
+        check_same_table(self.name, standing.mine, self.target.options.rule.table, self._resume)
         if not asked.is_home:
             here.write(files, checkpoint, note)
-        warn_of_other_tables(self.name, standing.mine, outputs)
         return asked
 
     def _take_over(self, asked: Question) -> Owner:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from inspect import signature
@@ -17,7 +16,7 @@ from semel.bridges.table_writer import TableOptions, TableWriter, prepare
 from semel.bridges.targets import DatabaseTarget
 from semel.errors import ConfigError
 from semel.spark.ledger import Entry
-from semel.spark.progress import log_event
+from semel.spark.options import Resume
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -90,19 +89,19 @@ def make_output(
     return output
 
 
-def warn_of_other_tables(pipeline: str, committed: Entry | None, outputs: Sequence[TableOutput]) -> None:
-    """Say so if none of the tables is one that the query wrote to before: they lack what it has read until then."""
-    before = [] if committed is None else sorted({name.partition("#")[0] for name in committed.outputs or ()})
-    tables = sorted({output.target.options.rule.table for output in outputs})
-    if committed is not None and before and not any(is_same_table(a, b) for a in before for b in tables):
-        log_event(
-            "the pipeline goes on into another table, which lacks the rows of all batches before",
-            logging.WARNING,
-            pipeline=pipeline,
-            batch=committed.batch,
-            before=", ".join(before),
-            now=", ".join(tables),
-            advice="for another pipeline use another name and checkpoint",
+def check_same_table(pipeline: str, committed: Entry | None, table: str, resume: Resume | None) -> None:
+    """Refuse a sink whose table is not that of the query's batches until now: it would lack their rows."""
+    if committed is None or resume == "checkpoint":
+        return
+    # An earlier release did not note the sink's own table. The last batch may have had a part of its tables only.
+    before = [committed.table, *(name.partition("#")[0] for name in committed.outputs or ())]
+    before = [name for name in before if name]
+    if before and not any(is_same_table(name, table) for name in before):
+        raise ConfigError(
+            f"Pipeline {pipeline!r} has written into table {before[0]!r} up to batch {committed.batch}, so table "
+            f"{table!r} would get none of the rows before. Nothing was written. For another pipeline use another name "
+            f'and checkpoint. If {table!r} takes over from {before[0]!r}, pass resume="checkpoint" once: the query '
+            "goes on from its checkpoint."
         )
 
 

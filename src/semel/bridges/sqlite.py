@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -29,6 +29,13 @@ _NUMBER: Final = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.A
 """Text that SQLite stores as a number, in a column of numbers."""
 _PLAIN_NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?", re.ASCII)
 _INT64: Final = range(-(2**63), 2**63)
+_NO_COLLATION: Final = re.compile("no such collation sequence: (.*)")
+_GENERATED: Final = (2, 3)
+"""How `table_xinfo` marks columns that SQLite computes."""
+_BINARY: Final = "BINARY"
+_SAFE_COLLATIONS: Final = (_BINARY, "NOCASE")
+"""Not RTRIM: an automatic index has a Bloom filter that hashes the length of text, as seen with SQLite 3.40. Not one of
+the user's own program, which our connection does not have."""
 
 
 def _run(connection: sqlite3.Connection, statement: str, values: Sequence[object]) -> Result:
@@ -98,6 +105,7 @@ class SqliteDatabase(Database):
     """A database in a file. Writers wait for each other, up to a minute."""
 
     kind = "SQLite"
+    schema_advice = "The file is the schema `main`: leave the part before the dot out."
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
@@ -160,8 +168,14 @@ class SqliteDatabase(Database):
         found = self._execute(_pragma("table_xinfo", table)).rows
         collations = self._collations(table) if found else {}
         return {
-            row[1]: Column(row[2], bool(row[3]) and row[4] is None, collations.get(row[1])) for row in found
+            row[1]: Column(
+                row[2], bool(row[3]) and row[4] is None, collations.get(row[1]), is_generated=row[6] in _GENERATED
+            )
+            for row in found
         } or None
+
+    def has_schema(self, schema: str) -> bool:
+        return schema.lower() in (row[1].lower() for row in self._execute("PRAGMA database_list").rows)
 
     def _collations(self, table: str) -> dict[str, str]:
         schema, _, plain = table.rpartition(".")
@@ -183,12 +197,34 @@ class SqliteDatabase(Database):
         if {row[1] for row in found if row[5]} == wanted:
             return True  # the primary key, whose columns may hold null in SQLite only if nobody said otherwise
         required = {row[1] for row in found if row[3]}
-        for index in self._execute(_pragma("index_list", table)).rows:
-            _, name, is_unique, _, is_partial = index
-            columns = {row[2] for row in self._execute(f"PRAGMA index_info({quote(name)})").rows}
-            if is_unique and not is_partial and columns == wanted and wanted <= required:
-                return True
-        return False
+        return wanted <= required and bool(self._unique_indexes(table, wanted))
+
+    def _unique_indexes(self, table: str, key: Collection[str]) -> list[dict[str, str]]:
+        """Of each unique index on exactly these columns, their collations."""
+        indexes: list[dict[str, str]] = []
+        for _, name, is_unique, _, is_partial in self._execute(_pragma("index_list", table)).rows:
+            parts = self._execute(f"PRAGMA index_xinfo({quote(name)})").rows
+            collations = {row[2]: row[4].upper() for row in parts if row[5]}
+            if is_unique and not is_partial and set(collations) == set(key):
+                indexes.append(collations)
+        return indexes
+
+    def key_fault(self, table: str, key: Sequence[str]) -> str | None:
+        columns = self.columns(table) or {}
+        for name in key:
+            own = (columns[name].collation or _BINARY).strip('"').upper()
+            if own not in _SAFE_COLLATIONS:
+                return (
+                    f"key column {name!r} of table {table!r} has COLLATE {own}, by which SQLite does not find every "
+                    f"equal key. Give it {' or '.join(_SAFE_COLLATIONS)}."
+                )
+            for index in self._unique_indexes(table, key):
+                if index[name] != own:
+                    return (
+                        f"key column {name!r} of table {table!r} is compared by {index[name]} in its unique index and "
+                        f"by {own} elsewhere, so that two keys may count as one. Give both the same COLLATE."
+                    )
+        return None
 
     def sql_type(self, kind: pa.DataType) -> str:
         if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
@@ -268,7 +304,7 @@ def _collations_in(definition: str) -> dict[str, str]:
     found: dict[str, str] = {}
     with closing(sqlite3.connect(":memory:")) as scratch:
         try:
-            scratch.execute(definition)
+            _create(scratch, definition)
             [(table,)] = scratch.execute(
                 "SELECT name FROM sqlite_master WHERE type = 'table' AND sql = ?", [definition]
             )
@@ -279,8 +315,22 @@ def _collations_in(definition: str) -> dict[str, str]:
                 if collation.upper() != "BINARY":
                     found[row[1]] = quote(collation)
         except sqlite3.Error:
-            return {}  # a virtual table, or functions and collations that this connection does not have
+            return {}  # a virtual table, or functions that this connection does not have
     return found
+
+
+def _create(scratch: sqlite3.Connection, definition: str) -> None:
+    """Make a table whose columns may have collations of the user's own program."""
+    while True:
+        try:
+            scratch.execute(definition)
+        except sqlite3.OperationalError as error:
+            missing = _NO_COLLATION.search(str(error))
+            if missing is None:
+                raise
+            scratch.create_collation(missing.group(1), lambda one, other: (one > other) - (one < other))
+        else:
+            return
 
 
 def _pragma(name: str, table: str) -> str:

@@ -11,9 +11,15 @@ import pyarrow.compute as pc
 
 from semel.bridges.arrow_rows import normal_type, normalise, with_order
 from semel.bridges.column_names import check_addable, check_some_in_common, check_types_used, other_case
-from semel.bridges.database import TWICE, Column, Database
+from semel.bridges.database import OF_ONE_VALUE, TWICE, Column, Database
 from semel.bridges.event_ids import EventIds
-from semel.bridges.exact_casts import find_changed, is_assigned, zone_mismatch
+from semel.bridges.exact_casts import (
+    field_that_changes,
+    find_changed,
+    has_longer_text,
+    is_assigned,
+    zone_mismatch,
+)
 from semel.bridges.failpoints import reach
 from semel.bridges.merge import (
     RESERVED,
@@ -113,6 +119,7 @@ class TableWriter:
             return
         keeps_deleted = rule.mode == "newest" and rule.delete is not None
         database.check_names(tombstones_of(rule.table) if keeps_deleted else rule.table)
+        database.check_schema(rule.table)
         table = database.columns(rule.table)
         if table is None:
             if not self.options.create:
@@ -190,25 +197,36 @@ class TableWriter:
             condition = database.find_changed(one.name, one.type, table[one.name])
             if condition is not None:
                 changed[one.name] = condition
-            if kind is None or is_assigned(one.type, kind):
-                if kind is not None and kind.startswith("character(") and one.name in keys:
+            if kind is None:
+                continue
+            own, base = database.sql_type(one.type), table[one.name].base_type
+            condition = find_changed(one.name, one.type, own, base)
+            if condition is not None:
+                changed[one.name] = condition
+            if is_assigned(one.type, base):
+                if base.startswith("character(") and one.name in keys:
                     casts[one.name] = "bpchar"  # compares without the blanks at the end, and cuts nothing off
                 continue
-            if zone_mismatch(one.type, kind):
+            if zone_mismatch(one.type, base):
                 raise ConfigError(
                     f"Column {one.name!r} of the rows is {one.type} and that of table {self._rule.table!r} is {kind}: "
                     "what one means in the other depends on a time zone. Nothing was written. Cast it in your function."
                 )
-            if not database.can_cast(database.sql_type(one.type), kind):
+            if not database.can_cast(own, table[one.name]):
                 raise ConfigError(
                     f"Column {one.name!r} of the rows is {one.type} and that of table {self._rule.table!r} is {kind}: "
                     f"{database.kind} has no conversion from one to the other. Nothing was written. Convert it in your "
-                    "function or query; text goes into any type that can read it."
+                    "function or query; text goes into any type that can read it, such as that of json.dumps() into "
+                    "jsonb."
+                )
+            field_type = field_that_changes(one.type, base)
+            if field_type is not None:
+                raise ConfigError(
+                    f"Column {one.name!r} of the rows is {one.type} and that of table {self._rule.table!r} is {kind}: "
+                    f"it has a field of type {field_type}, for which {database.kind} would round or cut off values in "
+                    "silence. Nothing was written. Give the column another type, or write by statement=."
                 )
             casts[one.name] = kind
-            condition = find_changed(one.name, one.type, database.sql_type(one.type), kind)
-            if condition is not None:
-                changed[one.name] = condition
         compared = {one.name: database.compared(one.name, one.type, table[one.name]) for one in fields}
         return _Plan(
             schema,
@@ -258,6 +276,7 @@ class TableWriter:
 
     def _table_for(self, database: Database, wanted: Sequence[pa.Field], schema: pa.Schema) -> dict[str, Column]:
         rule = self._rule
+        database.check_schema(rule.table)
         table = database.columns(rule.table)
         if table is None:
             if not self.options.create:
@@ -301,6 +320,12 @@ class TableWriter:
                     f"written.{other_case(one.name, table)} Add it, drop it from the rows, or pass "
                     'new_columns="add" or "ignore".'
                 )
+            if table[one.name].is_generated:
+                raise ConfigError(
+                    f"The rows have values for column {one.name!r} of table {rule.table!r}, which is GENERATED ALWAYS: "
+                    f"{database.kind} makes its values and takes none. Nothing was written. Drop it from the rows, or "
+                    "change the column."
+                )
         names = {one.name for one in wanted}
         for name, column in table.items():
             if column.is_required and name not in names:
@@ -312,12 +337,17 @@ class TableWriter:
 
     def _check_key(self, database: Database) -> None:
         rule = self._rule
-        if rule.mode in ("upsert", "newest") and not database.is_unique(rule.table, rule.key):
+        if rule.mode not in ("upsert", "newest"):
+            return
+        if not database.is_unique(rule.table, rule.key):
             raise ConfigError(
                 f"Table {rule.table!r} has no primary key or unique index on exactly ({', '.join(rule.key)}) with "
                 f'columns that are NOT NULL, and not DEFERRABLE, which mode="{rule.mode}" needs; nothing was written. '
                 "Add one."
             )
+        fault = database.key_fault(rule.table, rule.key)
+        if fault is not None:
+            raise ConfigError(f"The {fault} Nothing was written.")
 
     def _make_tombstones(self, database: Database, table: Mapping[str, Column]) -> None:
         rule = self._rule
@@ -355,9 +385,12 @@ class TableWriter:
         """Rows that need no rule go straight into the table, which is half the work."""
         if self._rule.mode != "append" or self._rule.statement is not None or plan.casts:
             return False
+        rows = normalise(table.select(plan.columns))
+        if any(has_longer_text(rows.column(name), plan.table[name].base_type) for name in plan.changed):
+            return False  # so that it is found, with its column
         reach("after_stage")
         try:
-            is_loaded = database.load_into(self._rule.table, normalise(table.select(plan.columns)))
+            is_loaded = database.load_into(self._rule.table, rows)
         except ValueDoesNotFit as error:
             raise self._explain(error) from error
         if is_loaded:
@@ -511,7 +544,7 @@ class TableWriter:
             if found is not None:
                 raise ValueDoesNotFit(
                     f"column {name!r}: {found} of type {normal_type(plan.schema.field(name).type)} cannot be kept "
-                    f"exactly as {plan.table[name].type}. Round or cast it in your function.",
+                    f"exactly as {plan.table[name].full_type}. Round or cast it in your function.",
                     column=name,
                 )
 
@@ -521,7 +554,7 @@ class TableWriter:
         Inside of a transaction; what it tries is undone.
         """
         plan = self._plan
-        if error.column is not None or plan is None or not (error.sqlstate or "").startswith("22"):
+        if error.column is not None or plan is None or not (error.sqlstate or "").startswith(OF_ONE_VALUE):
             return error
         for name in (name for name in plan.columns if name in plan.table):
             kind = plan.table[name].type

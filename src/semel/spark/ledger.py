@@ -58,6 +58,8 @@ class Entry:
     ends: list[InputEnd] = field(default_factory=list[InputEnd])
     """Where the batch's input from Kafka ends, so that a new checkpoint can begin there."""
     pipeline: str = ""
+    table: str = ""
+    """Of a sink into a database, its own table; outputs may go to others too."""
     records: int = 0
     at_ms: int = 0
     producer_id: int = -1

@@ -122,14 +122,18 @@ def _decide_replay(asked: Question, mine: Entry) -> Written:
 def _check_takeover(asked: Question, latest: Entry) -> None:
     """The name has run before, with another checkpoint."""
     if asked.resume is None:
-        raise ConfigError(
-            f"Pipeline {asked.pipeline!r} has run before with another checkpoint, and this one is new: the old one may "
-            "be lost, or two queries have one name. Nothing was written. To go on after the last committed batch, "
-            'start the source at semel.committed_offsets(...) and pass resume="committed". To start over on purpose, '
-            'pass resume="checkpoint". For another pipeline, use another name.'
-        )
+        raise checkpoint_is_new(asked.pipeline)
     if asked.resume == "committed":
         _check_start(asked, latest)
+
+
+def checkpoint_is_new(pipeline: str) -> ConfigError:
+    return ConfigError(
+        f"Pipeline {pipeline!r} has run before with another checkpoint, and this one is new: the old one may be lost, "
+        "or two queries have one name. Nothing was written. To go on after the last committed batch, start the source "
+        'at semel.committed_offsets(...) and pass resume="committed". To start over on purpose, pass '
+        'resume="checkpoint". For another pipeline, use another name.'
+    )
 
 
 def _check_start(asked: Question, latest: Entry) -> None:
