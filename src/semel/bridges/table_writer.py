@@ -216,8 +216,8 @@ class TableWriter:
                 raise ConfigError(
                     f"Column {one.name!r} of the rows is {one.type} and that of table {self._rule.table!r} is {kind}: "
                     f"{database.kind} has no conversion from one to the other. Nothing was written. Convert it in your "
-                    "function or query; text goes into any type that can read it, such as that of json.dumps() into "
-                    "jsonb."
+                    "function or query; decode bytes; text goes into any type that can read it, such as that of "
+                    "json.dumps() into jsonb."
                 )
             field_type = field_that_changes(one.type, base)
             if field_type is not None:
