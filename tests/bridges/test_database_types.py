@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import semel
-from semel.bridges.arrow_rows import normal_type, normalise
+from semel.bridges.arrow_rows import normal_schema, normal_type, normalise
 from semel.bridges.exact_casts import find_changed
 from semel.bridges.merge import MODES
 from semel.errors import ConfigError, ValueDoesNotFit
@@ -63,6 +64,57 @@ def test_types_that_no_database_takes_are_refused(kind: pa.DataType) -> None:
     """With the words to put it right."""
     with pytest.raises(ConfigError, match=r"[Cc]ast the column"):
         normal_type(kind)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pc.run_end_encode(pa.array([1, 1, 2])),  # pyright: ignore[reportAttributeAccessIssue]
+        pa.array([[1]], pa.list_view(pa.int32())),
+        pa.array([[1]], pa.large_list_view(pa.int32())),
+        pa.array([[[1]]], pa.list_(pa.list_view(pa.int32()))),
+        pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]),
+        pa.nulls(1, pa.list_(pa.struct([("a", pa.int32()), ("a", pa.int32())]))),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_a_column_of_a_type_without_a_form_in_databases_is_one_error_with_its_name(values: pa.Array) -> None:
+    """It was a bare KeyError of the type, or Arrow's own error about Python dictionaries."""
+    with pytest.raises(ConfigError, match=rf"Column 'odd'.*{re.escape(str(values.type))}.*[Cc]ast"):
+        normal_schema(pa.schema([("id", pa.int64()), ("odd", values.type)]))
+
+
+SECONDS = 2**50
+NESTED_MISFITS = {
+    "NaN": pa.array([{"a": 1.0}, {"a": float("nan")}]),
+    "infinity in a list": pa.array([[{"a": 1.0}], [{"a": float("inf")}]]),
+    "NaN in a map": pa.array([[(1, 1.0)], [(1, float("nan"))]], pa.map_(pa.int32(), pa.float64())),
+    "a duration that Python does not have": pa.array([{"a": 1}, {"a": SECONDS}], pa.struct([("a", pa.duration("s"))])),
+    "a moment that Python does not have": pa.array([{"a": 1}, {"a": SECONDS}], pa.struct([("a", pa.timestamp("s"))])),
+    "one key twice": pa.array([[("a", 1)], [("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int32())),
+}
+
+
+@pytest.mark.parametrize("case", NESTED_MISFITS)
+def test_a_nested_value_without_a_form_in_json_is_the_fault_of_its_row(case: str) -> None:
+    """JSON has no NaN, so that text with one is read by nobody; an error of Python's would end the run."""
+    values = NESTED_MISFITS[case]
+    with pytest.raises(ValueDoesNotFit, match=rf"Row 1, column 'v'.*{re.escape(str(values.type))}") as caught:
+        normalise(pa.table({"v": values}))
+    assert (caught.value.row, caught.value.column) == (1, "v")
+
+
+@pytest.mark.parametrize("kind", [pa.duration("s"), pa.timestamp("s"), pa.timestamp("s", "UTC")])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_moment_or_duration_too_large_for_microseconds_is_the_fault_of_its_row(
+    kind: pa.DataType, is_list: bool
+) -> None:
+    """Python cannot show such a value, and failed while the error was written."""
+    values = pa.array([[1], [SECONDS]], pa.list_(kind)) if is_list else pa.array([1, SECONDS], kind)
+    table = pa.table({"v": values})
+    with pytest.raises(ValueDoesNotFit, match=rf"Row 1, column 'v': .*{SECONDS}.* of type .*{re.escape(str(kind))}"):
+        normalise(table)
+    assert normalise(table.slice(0, 1)).num_rows == 1, "the row beside it is good"
 
 
 def test_conversions_that_may_lose_something_are_looked_at() -> None:

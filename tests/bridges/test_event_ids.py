@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -55,6 +56,19 @@ def test_tables_of_one_name_in_two_schemas_remember_their_own_ids(server: Postgr
     assert place.ask("SELECT (SELECT count(*) FROM one.orders), (SELECT count(*) FROM two.orders)") == [(10, 10)]
     counts = write(place, Rule("two.orders", "dedup", ("id",)), id=range(5, 15))
     assert (counts.written, counts.repeats) == (5, 5), "the name with its schema is the same table"
+
+
+def test_ids_of_several_columns_with_nul_in_them_are_told_apart(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """SQLite's length() stops at NUL, so that two ids of two columns looked alike and the second was dropped."""
+    place = Place("sqlite", str(tmp_path / "shop.db"))
+    place.do("CREATE TABLE events (x text, y text)")
+    ids = [("a\0:5:b", "c"), ("a\0", "b:1:c"), ("é", "b"), ("a\0", "b:1:c")]
+    source = Input(broker.bootstrap, 1)
+    source.write(range(len(ids)))
+    target = place.target(table="events", mode="dedup", key=["x", "y"])
+    source.run(lambda row: dict(zip("xy", ids[row.offset], strict=True)), target, transaction_records_max=1)
+    assert place.ask("SELECT x, y FROM events ORDER BY rowid") == ids[:3]
+    assert ("1:é:1:b",) in place.ask("SELECT event_id FROM semel_seen"), "ids without NUL are kept as before"
 
 
 def test_ids_of_two_kinds_in_one_table_are_told_apart(place: Place) -> None:

@@ -6,7 +6,8 @@ What cannot be kept exactly is an error that names the row, the column and both 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 from uuid import UUID
 
 import numpy as np
@@ -14,6 +15,18 @@ import pyarrow as pa
 
 from semel.bridges.merge import ROW, TIME, Rule
 from semel.errors import ConfigError, ValueDoesNotFit
+
+_PLAIN: Final = frozenset(
+    {
+        *(pa.bool_(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+        *(pa.string(), pa.binary(), pa.date32()),
+    }
+)
+"""The types that stay as they are, besides those of times and decimals."""
+_INT32_BITS: Final = 32
+_CAST_ERRORS: Final = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
+_JSON_ERRORS: Final = (ValueError, TypeError, OverflowError, RecursionError)
+"""Of NaN, nesting that is too deep, and moments that Python does not have."""
 
 
 def normalise(table: pa.Table) -> pa.Table:
@@ -27,6 +40,18 @@ def normalise(table: pa.Table) -> pa.Table:
     """
     columns = [_normalise_column(name, table.column(name)) for name in table.column_names]
     return pa.table(columns, names=table.column_names)
+
+
+def normal_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema that a table has after `normalise`. Raises `ConfigError` with the name of a column without a form."""
+    return pa.schema([pa.field(one.name, _normal_type_of(one)) for one in schema])
+
+
+def _normal_type_of(one: pa.Field) -> pa.DataType:
+    try:
+        return normal_type(one.type)
+    except ConfigError as error:
+        raise ConfigError(f"Column {one.name!r} of the rows is {one.type}. {error} Nothing was written.") from error
 
 
 def normal_type(kind: pa.DataType) -> pa.DataType:
@@ -65,9 +90,20 @@ def normal_type(kind: pa.DataType) -> pa.DataType:
         found = pa.string() if _is_list(item) or _is_nested(item) else pa.list_(normal_type(item))
     elif pa.types.is_struct(kind) or pa.types.is_map(kind):
         found = pa.string()
-    elif pa.types.is_union(kind) or pa.types.is_interval(kind):
+    elif kind not in _PLAIN:
         raise ConfigError(f"Columns of type {kind} cannot be written to a database: cast the column.")
+    if found == pa.string():
+        _check_names(kind)
     return kind if found is None else found
+
+
+def _check_names(kind: pa.DataType) -> None:
+    """Raises if a struct at any depth has two fields of one name, of which an object in JSON can keep only one."""
+    inner = [kind.field(at) for at in range(kind.num_fields)]
+    if pa.types.is_struct(kind) and len({one.name for one in inner}) < len(inner):
+        raise ConfigError(f"{kind} has two fields of one name, which JSON cannot keep: rename one, or cast the column.")
+    for one in inner:
+        _check_names(one.type)
 
 
 def _normalise_column(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -78,29 +114,45 @@ def _normalise_column(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         return _normalise_column(name, column.cast(column.type.value_type))
     if isinstance(column.type, pa.BaseExtensionType):
         if _is_uuid(column.type):
-            return _from_python(column, wanted, _uuid_text)
+            return _from_python(name, column, wanted, _uuid_text)
         stored = [chunk.storage for chunk in column.chunks]
         return _normalise_column(name, pa.chunked_array(stored, column.type.storage_type))
     if wanted == pa.string() and _is_nested(column.type):
-        return _from_python(column, wanted, lambda value: _json_text(name, column.type, value))
+        return _from_python(name, column, wanted, lambda value: _json_text(column.type, value))
     try:
         return column.cast(wanted)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _does_not_fit(name, column, wanted) from error
+    except _CAST_ERRORS:
+        try:
+            # Of a slice of lists, Arrow casts the items of the rows around it too.
+            return column.take(np.arange(len(column))).cast(wanted)
+        except _CAST_ERRORS as error:
+            raise _does_not_fit(name, column, wanted) from error
 
 
 def _does_not_fit(name: str, column: pa.ChunkedArray, wanted: pa.DataType) -> ValueDoesNotFit:
-    for index, value in enumerate(column):
+    for index in range(len(column)):
+        one = column.take([index])
         try:
-            pa.chunked_array([pa.array([value], column.type)]).cast(wanted)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            one.cast(wanted)
+        except _CAST_ERRORS:
             return ValueDoesNotFit(
-                f"Row {index}, column {name!r}: {value} of type {column.type} cannot be kept exactly as {wanted}. "
-                "Cast or drop it before it is written.",
+                f"Row {index}, column {name!r}: {_shown(one)} of type {column.type} cannot be kept exactly as "
+                f"{wanted}. Cast or drop it before it is written.",
                 row=index,
                 column=name,
             )
     return ValueDoesNotFit(f"Column {name!r} of type {column.type} cannot become {wanted}.", column=name)
+
+
+def _shown(one: pa.ChunkedArray) -> str:
+    """The only value. Python has no moments and durations that are as large as Arrow's: they are shown as numbers."""
+    try:
+        return str(one[0])
+    except (OverflowError, ValueError):
+        is_list = _is_list(one.type)
+        item = one.type.value_type if is_list else one.type
+        number = pa.int32() if item.bit_width == _INT32_BITS else pa.int64()
+        return str(one.cast(pa.list_(number) if is_list else number)[0])
 
 
 def with_order(table: pa.Table, rule: Rule, *, first_row: int = 0) -> pa.Table:
@@ -131,38 +183,46 @@ def event_times(table: pa.Table, name: str) -> pa.ChunkedArray:
     )
 
 
-def _from_python(column: pa.ChunkedArray, wanted: pa.DataType, convert: Any) -> pa.ChunkedArray:
-    chunks = [
-        pa.array([None if value is None else convert(value) for value in chunk.to_pylist()], wanted)
-        for chunk in column.chunks
-    ]
-    return pa.chunked_array(chunks, wanted)
+def _from_python(
+    name: str, column: pa.ChunkedArray, wanted: pa.DataType, convert: Callable[[Any], str]
+) -> pa.ChunkedArray:
+    made: list[str | None] = []
+    for index, value in enumerate(column):
+        try:
+            made.append(convert(value.as_py()) if value.is_valid else None)
+        except _JSON_ERRORS as error:
+            raise ValueDoesNotFit(
+                f"Row {index}, column {name!r}: a value of type {column.type} cannot be kept exactly as {wanted}: "
+                f"{error}. Change or drop it before it is written.",
+                row=index,
+                column=name,
+            ) from error
+    return pa.chunked_array([pa.array(made, wanted)])
 
 
 def _uuid_text(value: UUID | bytes) -> str:
     return str(UUID(bytes=value) if isinstance(value, bytes) else value)
 
 
-def _json_text(name: str, kind: pa.DataType, value: object) -> str:
-    return json.dumps(_with_objects(name, kind, value) if _has_map(kind) else value, default=_to_json)
+def _json_text(kind: pa.DataType, value: object) -> str:
+    # Python would write NaN and Infinity, which no other reader of JSON takes.
+    return json.dumps(_with_objects(kind, value) if _has_map(kind) else value, default=_to_json, allow_nan=False)
 
 
-def _with_objects(name: str, kind: pa.DataType, value: Any) -> Any:
+def _with_objects(kind: pa.DataType, value: Any) -> Any:
     """The same value, in which maps with text as keys are dictionaries and no lists of pairs."""
     if value is None or not _has_map(kind):
         return value
     if _is_list(kind):
-        return [_with_objects(name, kind.value_type, item) for item in value]
+        return [_with_objects(kind.value_type, item) for item in value]
     if pa.types.is_struct(kind):
-        return {one.name: _with_objects(name, one.type, value[one.name]) for one in kind}
-    pairs = [
-        (_with_objects(name, kind.key_type, key), _with_objects(name, kind.item_type, item)) for key, item in value
-    ]
+        return {one.name: _with_objects(one.type, value[one.name]) for one in kind}
+    pairs = [(_with_objects(kind.key_type, key), _with_objects(kind.item_type, item)) for key, item in value]
     if not (pa.types.is_string(kind.key_type) or pa.types.is_large_string(kind.key_type)):
         return pairs
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise ValueDoesNotFit(f"Column {name!r}: a map has one key twice, which JSON cannot keep.", column=name)
+        raise ValueError("a map has one key twice, which JSON cannot keep")
     return made
 
 

@@ -85,6 +85,9 @@ class Database(SqlPositions, ABC):
     lock_row: str = ""
     """What makes a SELECT lock the rows it finds, where a transaction does not lock everything anyway."""
 
+    text_length: str = "length({text})"
+    """The SQL for the length of all of a text."""
+
     schema_advice: str
     """What to do about a schema that is not there."""
     name_bytes_max: int | None = None

@@ -45,7 +45,7 @@ class EventIds:
             f"SELECT count(*) FROM (SELECT 1 WHERE EXISTS (SELECT 1 FROM {SEEN} WHERE scope = {older}) "
             f"OR EXISTS (SELECT 1 FROM {HORIZON} WHERE scope = {older})) AS found"
         )
-        return Memory(scope, rule.table if has_older else None)
+        return Memory(scope, rule.table if has_older else None, database.text_length)
 
     def _horizon(self, database: Database, memory: Memory) -> int | None:
         if self._rule.keep is None:

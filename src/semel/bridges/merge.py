@@ -140,6 +140,9 @@ class Memory:
     older: str | None = None
     """What an earlier release wrote, if it has left ids: the table's name alone. They are read, and expire."""
 
+    text_length: str = "length({text})"
+    """The SQL for the length of text, by which ids of several columns are told apart."""
+
     @property
     def scopes(self) -> str:
         """As a list for IN."""
@@ -325,14 +328,14 @@ def _dedup(rule: Rule, staged: Staged, memory: Memory, horizon_ms: int | None) -
         Statement(f"DROP TABLE IF EXISTS {_FRESH}"),
         Statement(
             f"CREATE TEMPORARY TABLE {_FRESH} AS SELECT * FROM (SELECT staged.*, row_number() OVER "
-            f"(PARTITION BY {_event_id(rule, 'staged')} ORDER BY {quote(ROW)}) AS semel_rank "
+            f"(PARTITION BY {_event_id(rule, 'staged', memory)} ORDER BY {quote(ROW)}) AS semel_rank "
             f"FROM {staged.relation} AS staged) AS ranked WHERE semel_rank = 1{horizon} AND NOT EXISTS "
             f"(SELECT 1 FROM {SEEN} AS seen WHERE seen.scope IN ({memory.scopes}) "
-            f"AND seen.event_id = {_event_id(rule, 'ranked')})"
+            f"AND seen.event_id = {_event_id(rule, 'ranked', memory)})"
         ),
         Statement(
             f"INSERT INTO {SEEN} (scope, event_id, event_time) "
-            f"SELECT {scope}, {_event_id(rule, _FRESH)}, {time} FROM {_FRESH}"
+            f"SELECT {scope}, {_event_id(rule, _FRESH, memory)}, {time} FROM {_FRESH}"
         ),
         _write(rule, fresh_types, _FRESH),
     ]
@@ -365,10 +368,12 @@ def next_horizon(horizon_ms: int | None, newest_ms: int | None, keep: timedelta)
     return reached if horizon_ms is None else max(reached, horizon_ms)
 
 
-def _event_id(rule: Rule, relation: str) -> str:
+def _event_id(rule: Rule, relation: str, memory: Memory) -> str:
     """The id as text; several columns are joined with their lengths, so that no two ids look alike."""
     texts = [f"CAST({relation}.{quote(name)} AS TEXT)" for name in rule.key]
-    return texts[0] if len(texts) == 1 else " || ':' || ".join(f"length({text}) || ':' || {text}" for text in texts)
+    if len(texts) == 1:
+        return texts[0]
+    return " || ':' || ".join(f"{memory.text_length.format(text=text)} || ':' || {text}" for text in texts)
 
 
 def _names(columns: Sequence[str]) -> str:

@@ -361,6 +361,8 @@ class PostgresDatabase(Database):
     def can_cast(self, own_type: str, column: Column) -> bool:
         if (own_type, column.base_type) == ("integer", "boolean"):
             return False  # Postgres has one, which makes 5 true
+        if own_type.startswith("bytea") and own_type != column.base_type:
+            return False  # Postgres would write the text \x68656c6c6f
         try:
             # Of no row: a domain may refuse null.
             self._execute(f"SELECT CAST(v AS {column.type}) FROM (SELECT CAST(NULL AS {own_type}) AS v LIMIT 0) AS n")

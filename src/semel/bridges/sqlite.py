@@ -105,6 +105,8 @@ class SqliteDatabase(Database):
     """A database in a file. Writers wait for each other, up to a minute."""
 
     kind = "SQLite"
+    # length() stops at NUL. Bytes are counted only then: ids that were remembered before have counted characters.
+    text_length = "CASE WHEN instr({text}, char(0)) THEN length(CAST({text} AS BLOB)) ELSE length({text}) END"
     schema_advice = "The file is the schema `main`: leave the part before the dot out."
 
     def __init__(self, path: str | Path) -> None:
@@ -289,7 +291,8 @@ def is_changed(text: object) -> bool:
         return False  # stays as it is
     if not _PLAIN_NUMBER.fullmatch(text):
         return True
-    if "." not in text and int(text) in _INT64:
+    # By Decimal, as int() reads no more than 4,300 digits.
+    if "." not in text and _INT64[0] <= Decimal(text) <= _INT64[-1]:
         return False
     return Decimal(text) != Decimal(repr(float(text)))
 

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from semel.bridges.arrow_rows import normal_type, normalise, with_order
+from semel.bridges.arrow_rows import normal_schema, normal_type, normalise, with_order
 from semel.bridges.column_names import check_addable, check_some_in_common, check_types_used, other_case
 from semel.bridges.database import OF_ONE_VALUE, TWICE, Column, Database
 from semel.bridges.event_ids import EventIds
@@ -161,7 +161,7 @@ class TableWriter:
     def check(self, database: Database, schema: pa.Schema) -> None:
         """Compare the rows' columns with the table's; make or extend the table if the options say so."""
         rule = self._rule
-        normal = pa.schema([pa.field(one.name, normal_type(one.type)) for one in schema])
+        normal = normal_schema(schema)
         self._check_named(normal)
         self._check_types(database, normal)
         if rule.statement is not None or self.options.new_columns != "ignore":
@@ -216,8 +216,8 @@ class TableWriter:
                 raise ConfigError(
                     f"Column {one.name!r} of the rows is {one.type} and that of table {self._rule.table!r} is {kind}: "
                     f"{database.kind} has no conversion from one to the other. Nothing was written. Convert it in your "
-                    "function or query; text goes into any type that can read it, such as that of json.dumps() into "
-                    "jsonb."
+                    "function or query; decode bytes; text goes into any type that can read it, such as that of "
+                    "json.dumps() into jsonb."
                 )
             field_type = field_that_changes(one.type, base)
             if field_type is not None:
