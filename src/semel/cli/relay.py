@@ -62,7 +62,12 @@ def relay(
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     stop = threading.Event()
-    signal.signal(signal.SIGINT, lambda *_: stop.set())
+
+    def on_interrupt(*_: object) -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends it at once
+
+    signal.signal(signal.SIGINT, on_interrupt)
     try:
         report = run_relay(
             database,

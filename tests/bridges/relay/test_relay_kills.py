@@ -17,6 +17,10 @@ from session_scene import wait_until
 
 import semel
 from semel.bridges.failpoints import RELAY_POINTS, STOP_VARIABLE, VARIABLE
+from semel.bridges.postgres import PostgresDatabase
+from semel.bridges.relay.options import make_options
+from semel.bridges.relay.postgres_source import PostgresSource
+from semel.bridges.relay.runs import RelayRun
 from semel.testing.embedded import EmbeddedBroker
 from semel.testing.postgres import Postgres
 
@@ -108,6 +112,40 @@ def test_a_zombie_that_wakes_after_its_successor_commits_nothing(
         zombie.wait()
     assert "Another relay of the name" in said
     assert outbox.has_each_once(4 * PORTION)
+
+
+@pytest.mark.parametrize("rows", [0, 5])
+def test_another_server_at_the_same_address_is_noticed_in_the_middle_of_a_run(
+    broker: EmbeddedBroker, rows: int
+) -> None:
+    """Its transaction ids are others, so rows could be taken for relayed ones; also where none was relayed yet."""
+    with Postgres() as old, Postgres() as new:
+        outbox, other = (Outbox("postgres", one.uri, broker.bootstrap) for one in (old, new))
+        outbox.make_table()
+        other.make_table()
+        if rows:
+            outbox.write(1, rows)
+        options = make_options(
+            outbox.name, {"bootstrap.servers": broker.bootstrap}, table="outbox", topic="{topic}", retry_s=30.0
+        )
+        database, errors = PostgresDatabase(old.uri), list[BaseException]()
+        run = RelayRun(PostgresSource(database, options), options, lambda: False)
+
+        def go() -> None:
+            try:
+                run.go(None)
+            except semel.SemelError as error:
+                errors.append(error)
+
+        running = threading.Thread(target=go, daemon=True)
+        running.start()
+        wait_until(lambda: run.report.transactions >= (2 if rows else 1), "the relay to work")
+        database.uri = new.uri  # as a name that leads elsewhere after a failover
+        old.stop_at_once()
+        running.join(60)
+        assert not running.is_alive()
+        assert isinstance(errors[0], semel.ConfigError)
+        assert "another server" in str(errors[0])
 
 
 def test_a_relay_goes_on_after_postgres_and_the_broker_were_restarted() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from semel.bridges.relay.routes import TopicTemplate
 from semel.client.config import ProducerConfig
 from semel.client.dead_letters import DEAD_LETTER_MAX
-from semel.client.settings import merge_settings, parse_config
+from semel.client.settings import parse_config
 from semel.errors import ConfigError
 
 DEFAULT_PROGRESS_TOPIC: Final = "semel-relay-progress"
@@ -70,26 +70,25 @@ class RelayOptions:
 
 
 def make_options(
-    *,
     name: str,
-    settings: Mapping[str, object] | None,
-    more_settings: Mapping[str, Any],
-    table: str,
-    topic: str,
-    id: str,
-    value: str,
-    key: str | None,
-    headers: str | None,
-    timestamp: str | None,
-    xid: str,
-    delete: bool,
-    dead_letter: str | None,
+    settings: Mapping[str, object],
+    *,
+    table: str = "outbox",
+    topic: str = "{topic}",
+    id: str = "id",
+    value: str = "value",
+    key: str | None = None,
+    headers: str | None = None,
+    timestamp: str | None = None,
+    xid: str = "semel_xid",
+    delete: bool = False,
+    dead_letter: str | None = None,
     dead_letter_max: int = DEAD_LETTER_MAX,
-    resume: Resume | None,
-    progress_topic: str,
-    rows_max: int,
-    poll_ms: float,
-    retry_s: float,
+    resume: Resume | None = None,
+    progress_topic: str = DEFAULT_PROGRESS_TOPIC,
+    rows_max: int = ROWS_MAX,
+    poll_ms: float = POLL_MS,
+    retry_s: float = RETRY_S,
 ) -> RelayOptions:
     """A mistake raises `ConfigError` before anything is read."""
     if not isinstance(name, str) or not name or "/" in name:
@@ -106,14 +105,13 @@ def make_options(
             raise ConfigError(f"dead_letter={dead_letter!r} is used for something else: dead letters need a topic.")
         if dead_letter_max < 1:
             raise ConfigError(f"dead_letter_max={dead_letter_max} allows no dead letter: write 1 or more.")
-    given = merge_settings(settings, more_settings)
-    for written in given:
+    for written in settings:
         if (reason := _OURS.get(written.replace("_", "."))) is not None:
             raise ConfigError(f"{written} cannot be set here: {reason}.")
-    parse_config(given)
+    parse_config(settings)
     return RelayOptions(
         name=name,
-        settings=given,
+        settings=settings,
         table=table,
         topic=template,
         id=id,

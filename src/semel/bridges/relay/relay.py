@@ -25,6 +25,7 @@ from semel.bridges.relay.sqlite_source import SqliteSource
 from semel.bridges.retries import LOG
 from semel.bridges.sqlite import SqliteDatabase
 from semel.client.dead_letters import DEAD_LETTER_MAX
+from semel.client.settings import merge_settings
 from semel.errors import ConfigError
 from semel.session.sigterm import SigtermWatch
 
@@ -83,9 +84,8 @@ def relay(
     RelayReport(rows=3, transactions=1, dead_letters=0, deleted=0)
     """
     options = make_options(
-        name=name,
-        settings=settings,
-        more_settings=more_settings,
+        name,
+        merge_settings(settings, more_settings),
         table=table,
         topic=topic,
         id=id,

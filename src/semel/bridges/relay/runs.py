@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -175,6 +175,8 @@ class RelayRun:
                     self._prepare_again()
                     must_prepare = False
                 is_idle = self._step(publisher)
+                if is_idle and time.monotonic() - self._published_at >= _KEEP_ALIVE_S:
+                    self._publish(publisher, pa.table({}), Routed(pa.table({}), []), self._position, 0)
             except DatabaseError as error:
                 self._source.close()
                 must_prepare = True
@@ -192,8 +194,6 @@ class RelayRun:
                 continue
             if idle_ms is not None and (now - last_row) * 1000 >= idle_ms:
                 return
-            if now - self._published_at >= _KEEP_ALIVE_S:
-                self._publish(publisher, pa.table({}), Routed(pa.table({}), []), self._position, 0)
             self._nap()
 
     def _nap(self) -> None:
@@ -207,15 +207,15 @@ class RelayRun:
         self._position = None if self._progress is None else self._progress.position
 
     def _prepare_again(self) -> None:
-        """The connection may lead to another server now."""
+        """The connection may lead to another server now, where neither the committed position nor ours counts."""
         self._identity = self._source.prepare()
-        if self._progress is not None:
+        if self._progress is not None and self._position is not None:
             decide_start(
                 self._options.name,
-                self._progress,
+                replace(self._progress, position=self._position),
                 self._identity,
                 None,
-                is_behind=self._progress.position is not None and self._source.is_behind(self._progress.position),
+                is_behind=self._source.is_behind(self._position),
                 advice=self._source.advice_after_restore,
             )
 
