@@ -40,6 +40,8 @@ PUBLIC = {
     "write_batch",
     "write_stream",
     "committed_offsets",
+    "outbox_table_sql",
+    "relay",
     "run",
 }
 IN_USERS_PROGRAMS = ["client", "records", "session", "spark", "wire"]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from semel.bridges import effects as effects
     from semel.bridges.effects import Effects
     from semel.bridges.inbox import Inbox
+    from semel.bridges.relay.relay import relay
+    from semel.bridges.relay.table_sql import outbox_table_sql
     from semel.bridges.spark_sink import DatabaseSink
     from semel.bridges.targets import Kafka, Postgres, SQLite
     from semel.broker.process import Broker
@@ -117,6 +119,8 @@ __all__ = [
     "WorkTooLong",
     "WriteFailed",
     "committed_offsets",
+    "outbox_table_sql",
+    "relay",
     "run",
     "write_batch",
     "write_stream",
@@ -149,6 +153,8 @@ _LOADED_ON_USE = {
     "WriteFailed": "spark.once",
     "committed_offsets": "spark.committed",
     "effects": "bridges.effects",  # the module itself
+    "outbox_table_sql": "bridges.relay.table_sql",
+    "relay": "bridges.relay.relay",
     "run": "session.runner",
     "write_batch": "spark.batch",
     "write_stream": "spark.stream",

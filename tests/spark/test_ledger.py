@@ -12,8 +12,9 @@ from topic_contents import group_offsets
 from semel.client.admin import Admin
 from semel.client.partitions import TopicPartition
 from semel.client.producer import Producer
+from semel.client.progress_topic import PARTITIONS
 from semel.errors import ConfigError, Fenced, KafkaError, TransactionAborted
-from semel.spark.ledger import PARTITIONS, Entry, Ledger
+from semel.spark.ledger import Entry, Ledger
 from semel.spark.options import SinkOptions, make_options
 from semel.spark.owner import PipelineOwner
 

@@ -28,8 +28,9 @@ from semel.broker import shifted_clock
 from semel.broker.process import Broker
 from semel.client.admin import Admin
 from semel.client.partitions import TopicPartition
+from semel.client.progress_topic import PARTITIONS
 from semel.spark import owner
-from semel.spark.ledger import PARTITIONS, Entry
+from semel.spark.ledger import Entry
 from semel.spark.options import make_options
 from semel.spark.owner import PipelineOwner
 from semel.spark.progress import BatchProgress

@@ -1,4 +1,4 @@
-"""Named points in a pipeline into a database at which tests let the process die, as kill -9 would, just there.
+"""Named points in a pipeline into or out of a database at which tests let the process die, as kill -9 would.
 
 `SEMEL_BRIDGE_KILL_AT=after_stage:3` kills the process the third time it gets to that point. With
 `SEMEL_BRIDGE_STOP_FILE` it stops there instead and leaves its id in that file, so that a test can wake it later. Unset,
@@ -29,6 +29,18 @@ Point = Literal[
 ]
 POINTS: Final[tuple[str, ...]] = get_args(Point)
 
+RelayPoint = Literal[
+    # The same for a relay: in the order in which a portion of rows gets to them.
+    "relay_taken_over",
+    "relay_rows_read",
+    "relay_events_written",
+    "relay_progress_written",
+    "relay_end_sent",
+    "relay_committed",
+    "relay_deleted",
+]
+RELAY_POINTS: Final[tuple[str, ...]] = get_args(RelayPoint)
+
 _name = ""
 _left = 0
 
@@ -38,14 +50,18 @@ def arm(place: str) -> None:
     global _name, _left
     _name, _, count = place.partition(":")
     _left = int(count or 1)
-    if _name and _name not in POINTS:
+    if _name and _name not in (*POINTS, *RELAY_POINTS):
         raise ConfigError(f"{VARIABLE} names the point {_name!r}, and there is none of that name: unset it.")
 
 
 arm(os.environ.get(VARIABLE, ""))
 
 
-def reach(point: Point) -> None:
+def is_armed() -> bool:
+    return bool(_name)
+
+
+def reach(point: Point | RelayPoint) -> None:
     """Die or stop here if that was asked for.
 
     >>> reach("after_stage")

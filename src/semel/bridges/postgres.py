@@ -187,6 +187,13 @@ class PostgresDatabase(Database):
             rows = cursor.fetchall() if cursor.description else []
             return Result(rows, cursor.rowcount)
 
+    def query(self, statement: str) -> pa.Table:
+        """The rows of a query as Arrow columns. All of them are in memory."""
+        cursor = self._open()
+        with self._translated():
+            cursor.execute(statement)
+            return cursor.fetch_arrow_table()
+
     def stage(self, table: pa.Table) -> str:
         if self._staged_schema is None or not table.schema.equals(self._staged_schema):
             self._staged_schema = None  # it is made in this transaction, which may be rolled back

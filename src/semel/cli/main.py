@@ -10,6 +10,7 @@ from semel import __version__
 from semel.cli.bench import bench
 from semel.cli.demo import demo
 from semel.cli.guarantees import guarantees
+from semel.cli.relay import relay
 from semel.cli.verify import verify
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command()(bench)
 app.command()(demo)
 app.command()(guarantees)
+app.command()(relay)
 app.command()(verify)
 
 

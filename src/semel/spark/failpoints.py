@@ -95,5 +95,8 @@ class WatchedCluster(Cluster):
 
     def wait_any(self, pendings: Any, *, timeout_ms: float | None = None) -> bool:
         if self._is_committing:
-            reach("after_end_sent", self.pipeline)
+            self.end_was_sent()
         return super().wait_any(pendings, timeout_ms=timeout_ms)
+
+    def end_was_sent(self) -> None:
+        reach("after_end_sent", self.pipeline)

@@ -1,0 +1,127 @@
+"""The Kafka side of a relay: events and progress in one transaction, and one owner for each name."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+
+from semel.bridges import failpoints
+from semel.bridges.relay.progress import RelayProgress, progress_key
+from semel.bridges.retries import LOG
+from semel.client.cluster import Cluster
+from semel.client.dead_letter_size import FittingLetter
+from semel.client.producer import Producer
+from semel.client.progress_topic import ProgressTopic
+from semel.client.transaction_state import State
+from semel.errors import Fenced, SemelError
+from semel.spark.failpoints import WatchedCluster
+from semel.wire import ErrorCode
+
+
+class _Watched(WatchedCluster):
+    def end_was_sent(self) -> None:
+        failpoints.reach("relay_end_sent")
+
+
+def progress_topic(cluster: Cluster, topic: str) -> ProgressTopic:
+    return ProgressTopic(cluster, topic, kind="progress topic", option="progress_topic=")
+
+
+def read_progress(topic: ProgressTopic, name: str, *, is_owner: bool) -> RelayProgress | None:
+    value = topic.read_value(
+        progress_key(name), lambda value: RelayProgress.decode(value).producer_id, is_owner=is_owner
+    )
+    return None if value is None else RelayProgress.decode(value)
+
+
+class Publisher:
+    """Owns the transactions of a relay's name. A new one fences every older one, on whichever machine."""
+
+    def __init__(self, settings: Mapping[str, object], name: str, topic: str) -> None:
+        self._name = name
+        make_cluster = _Watched if os.environ.get(failpoints.VARIABLE) or failpoints.is_armed() else Cluster
+        # An open transaction holds readers of the topics back. A relay's takes a second at most.
+        given = {"linger.ms": 0, **settings, "transactional.id": progress_key(name)}
+        self._producer = Producer(given, make_cluster=make_cluster)
+        try:
+            self._topic = progress_topic(self._producer.cluster, topic)
+            self._topic.ensure()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def cluster(self) -> Cluster:
+        return self._producer.cluster
+
+    def close(self) -> None:
+        try:
+            self._producer.close()
+        except SemelError as error:  # it must not take the place of the error that ended the run
+            LOG.warning("The last transaction was not ended in order; its timeout aborts it: %s", error)
+
+    def progress(self) -> RelayProgress | None:
+        """What was committed last. It cannot change any more, since all earlier owners are fenced."""
+        return read_progress(self._topic, self._name, is_owner=True)
+
+    def publish(
+        self, records: pa.Table, letters: Collection[FittingLetter], letter_topic: str | None, progress: RelayProgress
+    ) -> RelayProgress:
+        """Returns when all of it is committed, with the progress as it was written.
+
+        Raises `CommitUnknown` if the answer was lost, and other errors if nothing of it will be seen; then `recover`.
+        """
+        producer = self._producer
+        try:
+            producer.begin()
+            if records.num_rows:
+                producer.send_table(None, records)
+            for letter in letters:
+                assert letter_topic is not None
+                producer.send(letter_topic, letter.value, key=letter.key, headers=letter.headers)
+            producer.flush()
+            failpoints.reach("relay_events_written")
+            at_ms = int(time.time() * 1000)
+            signed = replace(progress, at_ms=at_ms, producer_id=producer.identity.producer_id)
+            place = self._topic.place(progress_key(self._name))
+            producer.send(
+                place.topic, signed.encode(), key=progress_key(self._name).encode(), partition=place.partition
+            )
+            producer.flush()
+            failpoints.reach("relay_progress_written")
+            producer.commit()
+        except Fenced as error:
+            raise self._explain(error) from error
+        failpoints.reach("relay_committed")
+        return signed
+
+    def recover(self) -> RelayProgress | None:
+        """After an error: end what is open, and read what was committed. A lost commit is looked up, never guessed.
+
+        May be called again if it raises.
+        """
+        try:
+            if self._producer.state is State.UNKNOWN:
+                self._producer.resolve()
+            elif self._producer.state in (State.OPEN, State.DOOMED):
+                self._producer.abort()
+            elif self._producer.state is State.DEAD:
+                self._producer.begin()  # raises what it died of
+        except Fenced as error:
+            raise self._explain(error) from error
+        return self.progress()
+
+    def _explain(self, error: Fenced) -> Fenced:
+        # An id that its coordinator has forgotten after a week of silence was taken over by nobody.
+        if error.code == ErrorCode.invalid_producer_id_mapping:
+            return error
+        return Fenced(
+            f"Another relay of the name {self._name!r} was started and has taken over, so this one stops: what it had "
+            "not committed is aborted, and nothing is lost or repeated. Run one at a time, or give each its own name.",
+            code=ErrorCode.producer_fenced,
+            is_fatal=True,
+        )

@@ -1,0 +1,72 @@
+"""A web shop with an outbox table and the relay beside it: both killed, counted by confluent-kafka."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from busy_scene import PROGRAMS, Running, Scene
+
+from semel.testing.postgres import Postgres
+
+pytestmark = pytest.mark.user
+
+SEMEL = str(Path(sys.executable).parent / "semel")
+
+
+@pytest.fixture
+def server() -> Iterator[Postgres]:
+    with Postgres() as server:
+        yield server
+
+
+def test_every_order_of_a_shop_is_in_kafka_once_though_relay_and_shop_are_killed(
+    scene: Scene, server: Postgres
+) -> None:
+    """The page's own command, restarted as a supervisor would; each order's versions come in their order."""
+    scene.create("orders")
+
+    def shop() -> Running:
+        address = f"DATABASE_URL={server.uri}"
+        return scene.start_command("/usr/bin/env", address, sys.executable, str(PROGRAMS / "shop_with_outbox.py"))
+
+    def relay() -> Running:
+        return scene.start_command(SEMEL, "relay", server.uri, "--name", "shop", "--bootstrap", scene.bootstrap)
+
+    def placed() -> list[tuple[int, int]]:
+        try:
+            with psycopg.connect(server.uri) as connection:
+                rows = connection.execute("SELECT id, version FROM orders").fetchall()
+        except psycopg.errors.UndefinedTable:
+            return []
+        return [(order, version) for order, latest in rows for version in range(1, latest + 1)]
+
+    def relayed() -> list[tuple[int, int]]:
+        events = [json.loads(record.value) for record in scene.read("orders")]
+        return [(event["order"], event["version"]) for event in events]
+
+    selling = shop()
+    scene.wait(lambda: len(placed()) > 50, "the shop to sell", selling)
+    running = relay()
+    for number in range(2):
+        before = len(relayed())
+        scene.wait(lambda before=before: len(relayed()) > before + 100, "orders in Kafka", running)
+        running.stop("kill")
+        if number == 0:
+            selling.stop("kill")
+            selling = shop()
+        running = relay()
+    selling.stop("kill")
+    scene.wait(lambda: len(relayed()) >= len(placed()), "the last orders", running)
+    running.stop("terminate")
+    found = relayed()
+    assert Counter(found) == Counter(placed())
+    highest: Counter[int] = Counter()
+    for order, version in found:
+        assert version == highest[order] + 1
+        highest[order] = version
