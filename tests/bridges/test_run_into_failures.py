@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from database_scene import Input, Place, broker, make_postgres, number, numbers, server
 from session_scene import wait_until
-from small_disk import small_disk
+from small_disk import move_log, small_disk
 
 import semel
 from semel.bridges.postgres import PostgresDatabase
@@ -283,6 +283,40 @@ def test_a_full_disk_of_a_server_is_waited_for(broker: EmbeddedBroker, caplog: p
             source.run(number, target)
         room.join()
         assert numbers(place) == list(range(3_000))
+
+
+def test_a_full_disk_for_the_servers_log_loses_and_repeats_nothing(
+    broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """pg_wal is on a real disk of its own. The server panics, and starts again when somebody has made room."""
+    with small_disk(64) as disk, Postgres() as server:
+        move_log(server, disk.folder / "pg_wal")
+        place = make_postgres(server)
+        place.do("CREATE TABLE numbers (number bigint, text text)")
+        source, target = Input(broker.bootstrap), place.target(table="numbers", retry_s=120)
+        source.write(range(10))
+        source.run(large, target)
+        disk.fill()
+        source.write(range(10, 20_000))
+
+        def make_room() -> None:
+            server.wait_ended()
+            wait_until(lambda: caplog.text.count("cannot be reached") >= 2, "two tries without a server")
+            disk.make_room()
+            server.start()
+
+        room = threading.Thread(target=make_room)
+        room.start()
+        with caplog.at_level(logging.WARNING, "semel.bridges"):
+            source.run(large, target)
+        room.join()
+        assert "PANIC" in (server.folder / "postgres.log").read_text()
+        assert numbers(place) == list(range(20_000))
+
+
+def large(row: Any) -> dict[str, Any]:
+    """20,000 of these are more than two files of the log. Longer text would be compressed."""
+    return {"number": int(row.value), "text": "x" * 1_900}
 
 
 @pytest.mark.chaos

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from semel.testing.postgres import Postgres
 
 _NOBODY = 65534
 """Who Postgres runs as in tests that run as root."""
@@ -52,3 +55,15 @@ def small_disk(megabytes: int) -> Iterator[SmallDisk]:
             subprocess.run(["umount", folder], check=True)
     finally:
         os.rmdir(folder)
+
+
+def move_log(server: Postgres, folder: Path) -> None:
+    """Put the write-ahead log of a server elsewhere, as `initdb --waldir` does."""
+    server.stop_at_once()
+    log = server.folder / "data" / "pg_wal"
+    shutil.copytree(log, folder)
+    for path in (folder, *folder.rglob("*")):
+        shutil.chown(path, log.owner(), log.group())
+    shutil.rmtree(log)
+    log.symlink_to(folder)
+    server.start()

@@ -190,7 +190,7 @@ def test_values_that_the_columns_type_refuses_are_named_with_column_and_both_typ
     assert ask(target, "SELECT id FROM t ORDER BY id") == [(0,), (6,), (7,)]
     found = letters(target)
     assert set(found) == set(wrong)
-    assert "Column 'name', string in the rows and character varying(3) in the table" in found[1]
+    assert "column 'name': coffee of type string cannot be kept exactly as character varying(3)" in found[1]
     assert "Column 'small', int64 in the rows and smallint in the table" in found[2]
     assert "column 'cents': 1.255 of type double cannot be kept exactly as numeric(9,2)" in found[3]
     assert "column 'day': someday of type string cannot be kept exactly as date" in found[4]

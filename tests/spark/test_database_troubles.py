@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import psycopg
 import pytest
 from database_modes import contents, expected, parts_of, target_for
 from session_scene import wait_until
-from small_disk import small_disk
+from small_disk import move_log, small_disk
 from small_stream import Frame, Stream, use
 
 from semel.bridges.spark_sink import DatabaseSink
@@ -110,6 +111,33 @@ def test_a_full_disk_of_the_server_is_waited_for(stream: Stream, caplog: pytest.
         assert contents(target, "append") == expected("append", 3, ROWS)
         assert tables[0][0] <= 2, "tries that failed have left their tables on the full disk"
         assert ask(server.uri, staging) == [(0,)]
+
+
+def test_a_full_disk_for_the_servers_log_loses_and_repeats_nothing(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F3: pg_wal is on a real disk of its own. The server panics, and starts again when somebody has made room."""
+    with small_disk(64) as disk, Postgres() as server:
+        move_log(server, disk.folder / "pg_wal")
+        target = target_for(server.uri, "append", retry_s=120)
+        stream.run(sink_for(target), frames(1))
+
+        do(server.uri, "CREATE TABLE ballast (text text)")
+        disk.fill()
+
+        def use_up_and_make_room() -> None:
+            while server.is_running:  # the log's present file has some room left
+                with suppress(psycopg.Error):
+                    do(server.uri, "INSERT INTO ballast SELECT repeat('x', 1900) FROM generate_series(1, 100)")
+            wait_until(lambda: caplog.text.count("cannot be reached") >= 2, "two tries without a server")
+            disk.make_room()
+            server.start()
+
+        room = threading.Thread(target=use_up_and_make_room)
+        stream.run(at_batch(2, room.start, sink_for(target)), frames(40))
+        room.join()
+        assert "PANIC" in (server.folder / "postgres.log").read_text()
+        assert contents(target, "append") == expected("append", 40, ROWS)
 
 
 @pytest.mark.chaos
