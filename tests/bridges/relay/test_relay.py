@@ -15,6 +15,7 @@ from relay_scene import Outbox, broker, in_postgres, in_sqlite, outbox, server
 from session_scene import wait_until
 
 import semel
+from semel.bridges.relay import postgres_source
 from semel.testing.embedded import EmbeddedBroker
 from semel.testing.postgres import Postgres
 
@@ -39,6 +40,22 @@ def test_many_rows_go_in_portions_and_a_portion_may_end_anywhere(outbox: Outbox)
     report = outbox.relay(transaction_rows_max=10)
     assert (report.rows, report.transactions) == (95, 11)  # the first one says whose progress it is
     assert outbox.has_each_once(95)
+
+
+@pytest.mark.parametrize(("ids_max", "rows_max"), [(7, 3), (7, 7), (10, 100), (95, 10), (94, 10)])
+def test_an_interval_with_more_rows_than_ids_are_looked_up_at_once_is_relayed_whole(
+    server: Postgres, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, ids_max: int, rows_max: int
+) -> None:
+    """The end of the ids in memory is not the end of the interval."""
+    monkeypatch.setattr(postgres_source, "_IDS_MAX", ids_max)
+    outbox = in_postgres(server, broker)
+    outbox.make_table()
+    outbox.write(1, 95)
+    assert outbox.relay(transaction_rows_max=rows_max, delete=True).rows == 95
+    outbox.write(96, 120)
+    assert outbox.relay(transaction_rows_max=rows_max, delete=True).rows == 25
+    assert outbox.has_each_once(120)
+    assert outbox.ask("SELECT count(*) FROM outbox") == [(0,)]
 
 
 def test_key_headers_time_and_value_arrive_as_they_are(outbox: Outbox) -> None:

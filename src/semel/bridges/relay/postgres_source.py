@@ -70,6 +70,7 @@ class PostgresSource(RowSource):
             return nothing_due(horizon.encode())
         interval = waiting.interval
         if not len(waiting.ids):
+            assert waiting.is_all
             self._waiting = None
             is_idle = horizon.until is None  # else a later interval may hold rows
             return nothing_due(after_interval(interval).encode(), is_idle=is_idle)
@@ -78,7 +79,8 @@ class PostgresSource(RowSource):
         rows = self._read(interval, int(ids[0]), last)
         is_end = waiting.is_all and count == len(waiting.ids)
         end = after_interval(interval) if is_end else after_row(interval, last)
-        self._waiting = None if is_end else waiting.rest(count, end)
+        # The ids in memory may end before the interval does: then the next call looks for more.
+        self._waiting = None if count == len(waiting.ids) else waiting.rest(count, end)
 
         def position_at(done: int) -> Position:
             return (after_row(interval, rows.column("id")[done - 1].as_py()) if done < rows.num_rows else end).encode()
