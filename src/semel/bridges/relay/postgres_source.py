@@ -119,10 +119,13 @@ class PostgresSource(RowSource):
         return self._find_ids(horizon, interval)
 
     def _look(self) -> tuple[Snapshot, int | None]:
-        """The present snapshot, and the highest transaction id of a row that it shows."""
+        """The present snapshot, and the highest transaction id of a row that it shows.
+
+        A bare name in ORDER BY is first looked for among the results, where the id is text: hence `row.`.
+        """
         [(snapshot, newest)] = self._database.execute(
             "SELECT pg_current_snapshot()::text, "
-            f"(SELECT {self._xid}::text FROM {self._name} ORDER BY {self._xid} DESC LIMIT 1)"
+            f"(SELECT {self._xid}::text FROM {self._name} AS row ORDER BY row.{self._xid} DESC LIMIT 1)"
         ).rows
         return Snapshot.parse(snapshot), None if newest is None else int(newest)
 
@@ -134,7 +137,8 @@ class PostgresSource(RowSource):
         with self._database.transaction():
             self._database.execute(
                 f"DECLARE semel_due NO SCROLL CURSOR FOR SELECT {quote(columns.id)}::bigint AS id, "
-                f"({size})::bigint AS size FROM {self._name} WHERE {self._due(interval)} ORDER BY {quote(columns.id)}"
+                f"({size})::bigint AS size FROM {self._name} AS row WHERE {self._due(interval)} "
+                f"ORDER BY row.{quote(columns.id)}"
             )
             found = self._database.query(f"FETCH FORWARD {_IDS_MAX} FROM semel_due")
         ids, sizes = (found.column(name).to_numpy().astype(np.int64, copy=False) for name in ("id", "size"))
@@ -152,8 +156,8 @@ class PostgresSource(RowSource):
             *(f"{quote(name)}::text AS {quote(TOPIC_COLUMN + name)}" for name in columns.topic),
         ]
         rows = self._database.query(
-            f"SELECT {', '.join(wanted)} FROM {self._name} WHERE {quote(key)} BETWEEN {first} AND {last} "
-            f"AND {self._due(interval)} ORDER BY {quote(key)}"
+            f"SELECT {', '.join(wanted)} FROM {self._name} AS row WHERE {quote(key)} BETWEEN {first} AND {last} "
+            f"AND {self._due(interval)} ORDER BY row.{quote(key)}"
         )
         for name in ("value", "key"):
             at = rows.column_names.index(name)
