@@ -15,6 +15,7 @@ from relay_scene import Outbox, broker, in_postgres, in_sqlite, outbox, server
 from session_scene import wait_until
 
 import semel
+from semel.bridges.relay import postgres_source
 from semel.testing.embedded import EmbeddedBroker
 from semel.testing.postgres import Postgres
 
@@ -39,6 +40,52 @@ def test_many_rows_go_in_portions_and_a_portion_may_end_anywhere(outbox: Outbox)
     report = outbox.relay(transaction_rows_max=10)
     assert (report.rows, report.transactions) == (95, 11)  # the first one says whose progress it is
     assert outbox.has_each_once(95)
+
+
+@pytest.mark.parametrize(("ids_max", "rows_max"), [(7, 3), (7, 7), (10, 100), (95, 10), (94, 10)])
+def test_an_interval_with_more_rows_than_ids_are_looked_up_at_once_is_relayed_whole(
+    server: Postgres, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, ids_max: int, rows_max: int
+) -> None:
+    """The end of the ids in memory is not the end of the interval."""
+    monkeypatch.setattr(postgres_source, "_IDS_MAX", ids_max)
+    outbox = in_postgres(server, broker)
+    outbox.make_table()
+    outbox.write(1, 95)
+    assert outbox.relay(transaction_rows_max=rows_max, delete=True).rows == 95
+    outbox.write(96, 120)
+    assert outbox.relay(transaction_rows_max=rows_max, delete=True).rows == 25
+    assert outbox.has_each_once(120)
+    assert outbox.ask("SELECT count(*) FROM outbox") == [(0,)]
+
+
+def test_transaction_ids_that_get_another_digit_are_compared_as_numbers(broker: EmbeddedBroker) -> None:
+    """From 999 to 1000: as text, 999 would stay the highest, and later rows would never be looked for."""
+    with Postgres() as server:
+        outbox = Outbox("postgres", server.uri, broker.bootstrap)
+        outbox.make_table()
+        with psycopg.connect(server.uri, autocommit=True) as connection:
+            while int(connection.execute("SELECT pg_current_xact_id()::text").fetchone()[0]) < 997:  # type: ignore[index]
+                pass
+        for number in range(1, 7):
+            outbox.write(number, number)
+            assert outbox.relay().rows == 1
+        [(lowest,), (highest,)] = outbox.ask(
+            "SELECT min(semel_xid::text::int) FROM outbox UNION ALL SELECT max(semel_xid::text::int) FROM outbox"
+        )
+        assert lowest < 1000 <= highest
+        assert outbox.has_each_once(6)
+
+
+def test_the_id_may_have_a_name_that_the_relay_uses_itself(server: Postgres, broker: EmbeddedBroker) -> None:
+    """Rows are ordered by the column, and not by another expression of the same name."""
+    outbox = in_postgres(server, broker)
+    outbox.do(
+        "CREATE TABLE outbox (size bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key text, value text, "
+        "semel_xid xid8 NOT NULL DEFAULT pg_current_xact_id())",
+        "INSERT INTO outbox (key, value) SELECT 'k', repeat('0', 50 - i) || i FROM generate_series(1, 50) i",
+    )
+    assert outbox.relay(id="size", topic=outbox.topic, transaction_rows_max=7).rows == 50
+    assert outbox.numbers() == list(range(1, 51))
 
 
 def test_key_headers_time_and_value_arrive_as_they_are(outbox: Outbox) -> None:

@@ -70,6 +70,7 @@ class PostgresSource(RowSource):
             return nothing_due(horizon.encode())
         interval = waiting.interval
         if not len(waiting.ids):
+            assert waiting.is_all
             self._waiting = None
             is_idle = horizon.until is None  # else a later interval may hold rows
             return nothing_due(after_interval(interval).encode(), is_idle=is_idle)
@@ -78,7 +79,8 @@ class PostgresSource(RowSource):
         rows = self._read(interval, int(ids[0]), last)
         is_end = waiting.is_all and count == len(waiting.ids)
         end = after_interval(interval) if is_end else after_row(interval, last)
-        self._waiting = None if is_end else waiting.rest(count, end)
+        # The ids in memory may end before the interval does: then the next call looks for more.
+        self._waiting = None if count == len(waiting.ids) else waiting.rest(count, end)
 
         def position_at(done: int) -> Position:
             return (after_row(interval, rows.column("id")[done - 1].as_py()) if done < rows.num_rows else end).encode()
@@ -117,10 +119,13 @@ class PostgresSource(RowSource):
         return self._find_ids(horizon, interval)
 
     def _look(self) -> tuple[Snapshot, int | None]:
-        """The present snapshot, and the highest transaction id of a row that it shows."""
+        """The present snapshot, and the highest transaction id of a row that it shows.
+
+        A bare name in ORDER BY is first looked for among the results, where the id is text: hence `row.`.
+        """
         [(snapshot, newest)] = self._database.execute(
             "SELECT pg_current_snapshot()::text, "
-            f"(SELECT {self._xid}::text FROM {self._name} ORDER BY {self._xid} DESC LIMIT 1)"
+            f"(SELECT {self._xid}::text FROM {self._name} AS row ORDER BY row.{self._xid} DESC LIMIT 1)"
         ).rows
         return Snapshot.parse(snapshot), None if newest is None else int(newest)
 
@@ -132,7 +137,8 @@ class PostgresSource(RowSource):
         with self._database.transaction():
             self._database.execute(
                 f"DECLARE semel_due NO SCROLL CURSOR FOR SELECT {quote(columns.id)}::bigint AS id, "
-                f"({size})::bigint AS size FROM {self._name} WHERE {self._due(interval)} ORDER BY {quote(columns.id)}"
+                f"({size})::bigint AS size FROM {self._name} AS row WHERE {self._due(interval)} "
+                f"ORDER BY row.{quote(columns.id)}"
             )
             found = self._database.query(f"FETCH FORWARD {_IDS_MAX} FROM semel_due")
         ids, sizes = (found.column(name).to_numpy().astype(np.int64, copy=False) for name in ("id", "size"))
@@ -150,8 +156,8 @@ class PostgresSource(RowSource):
             *(f"{quote(name)}::text AS {quote(TOPIC_COLUMN + name)}" for name in columns.topic),
         ]
         rows = self._database.query(
-            f"SELECT {', '.join(wanted)} FROM {self._name} WHERE {quote(key)} BETWEEN {first} AND {last} "
-            f"AND {self._due(interval)} ORDER BY {quote(key)}"
+            f"SELECT {', '.join(wanted)} FROM {self._name} AS row WHERE {quote(key)} BETWEEN {first} AND {last} "
+            f"AND {self._due(interval)} ORDER BY row.{quote(key)}"
         )
         for name in ("value", "key"):
             at = rows.column_names.index(name)
