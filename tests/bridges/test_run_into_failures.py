@@ -145,13 +145,20 @@ def test_a_lock_that_is_held_too_long_is_tried_again(
     """The user's own timeout, in the connection string, passes while somebody alters the table."""
     source = Input(broker.bootstrap)
     source.write(range(20))
-    target = semel.Postgres(place.address + f"&options=-c%20{setting}%3D80ms", table="numbers")
+    target = semel.Postgres(place.address + f"&options=-c%20{setting}%3D200ms", table="numbers")
     with psycopg.connect(place.address) as other, caplog.at_level(logging.WARNING, "semel.bridges"):
         other.execute("LOCK TABLE numbers IN ACCESS EXCLUSIVE MODE")
-        release = threading.Timer(0.6, other.rollback)
-        release.start()
+
+        def release() -> None:
+            try:
+                wait_until(lambda: words in caplog.text, "the refusal")
+            finally:
+                other.rollback()
+
+        releasing = threading.Thread(target=release)
+        releasing.start()
         source.run(number, target)
-        release.join()
+        releasing.join()
     assert numbers(place) == list(range(20))
     assert words in caplog.text
 
