@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from database_scene import Input, Place, broker, make_postgres, number, numbers, server
-from session_scene import wait_until
+from session_scene import once_logged, wait_until
 from small_disk import move_log, small_disk
 
 import semel
@@ -148,17 +148,8 @@ def test_a_lock_that_is_held_too_long_is_tried_again(
     target = semel.Postgres(place.address + f"&options=-c%20{setting}%3D200ms", table="numbers")
     with psycopg.connect(place.address) as other, caplog.at_level(logging.WARNING, "semel.bridges"):
         other.execute("LOCK TABLE numbers IN ACCESS EXCLUSIVE MODE")
-
-        def release() -> None:
-            try:
-                wait_until(lambda: words in caplog.text, "the refusal")
-            finally:
-                other.rollback()
-
-        releasing = threading.Thread(target=release)
-        releasing.start()
-        source.run(number, target)
-        releasing.join()
+        with once_logged(caplog, words, other.rollback):
+            source.run(number, target)
     assert numbers(place) == list(range(20))
     assert words in caplog.text
 
@@ -226,13 +217,10 @@ def test_a_server_without_a_free_connection_is_waited_for(
     place.do("CREATE ROLE crowd LOGIN CONNECTION LIMIT 1", "GRANT ALL ON numbers TO crowd")
     place.do("GRANT CREATE ON SCHEMA public TO crowd")
     uri = place.address.replace("postgres@", "crowd@")
-    other = psycopg.connect(uri)
-    release = threading.Timer(0.5, other.close)
-    release.start()
-    with caplog.at_level(logging.WARNING, "semel.bridges"):
+    other, words = psycopg.connect(uri), "too many connections"
+    with caplog.at_level(logging.WARNING, "semel.bridges"), once_logged(caplog, words, other.close):
         source.run(number, semel.Postgres(uri, table="numbers"))
-    release.join()
-    assert "too many connections" in caplog.text
+    assert words in caplog.text
     assert numbers(place) == list(range(10))
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from semel.client.admin import Admin
 from semel.client.fetcher import Fetcher
@@ -30,6 +34,24 @@ def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = WAIT_S) 
     while not holds():
         assert time.monotonic() < deadline, f"not after {timeout_s:g} s: {what}"
         time.sleep(0.01)
+
+
+@contextmanager
+def once_logged(caplog: pytest.LogCaptureFixture, words: str, action: Callable[[], object]) -> Iterator[None]:
+    """In the block, `action` runs in another thread as soon as the log has these words, or after `WAIT_S` without."""
+
+    def act() -> None:
+        try:
+            wait_until(lambda: words in caplog.text, f"{words!r} in the log")
+        finally:
+            action()
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 class Pipeline:

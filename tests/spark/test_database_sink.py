@@ -19,6 +19,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from database_modes import contents, expected, parts_of, prepare, sqlite_place, target_at, target_for
+from session_scene import once_logged
 from small_stream import Frame, Stream, use
 
 import semel
@@ -458,18 +459,16 @@ def test_a_deadlock_with_a_users_own_writer_is_tried_again(
 
 def test_a_lock_timeout_is_tried_again(postgres: Postgres, stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
     """F3: a user's own writer holds the table for longer than lock_timeout allows."""
-    target = target_for(postgres.uri, "upsert")
+    target, words = target_for(postgres.uri, "upsert"), "held a lock for longer than lock_timeout"
     stream.run(sink_for(target), frames(1))
     query(postgres, "ALTER ROLE postgres SET lock_timeout = '300ms'")
     with psycopg.connect(postgres.uri) as users:
         users.execute("SET lock_timeout = 0")
         users.execute("LOCK TABLE out IN EXCLUSIVE MODE")
-        timer = threading.Timer(1.5, users.rollback)
-        timer.start()
-        stream.run(sink_for(target), frames(2))
-        timer.join()
+        with once_logged(caplog, words, users.rollback):
+            stream.run(sink_for(target), frames(2))
     query(postgres, "ALTER ROLE postgres RESET lock_timeout")
-    assert "held a lock for longer than lock_timeout" in caplog.text
+    assert words in caplog.text
     assert contents(target, "upsert") == expected("upsert", 2, ROWS)
 
 
