@@ -140,6 +140,8 @@ def test_another_server_at_the_same_address_is_noticed_in_the_middle_of_a_run(
         running = threading.Thread(target=go, daemon=True)
         running.start()
         wait_until(lambda: run.report.transactions >= (2 if rows else 1), "the relay to work")
+        # Until its first look the relay has no position that could be wrong elsewhere, and may begin anywhere.
+        wait_until(lambda: run._position is not None, "the first look")
         database.uri = new.uri  # as a name that leads elsewhere after a failover
         old.stop_at_once()
         running.join(60)
