@@ -30,6 +30,11 @@ PATIENCE_S = 240.0
 ENOUGH = 150
 """So many new results in a run are progress."""
 
+_STARVED = "Python worker failed to connect back"
+"""Spark gives a new Python worker ten seconds, which no setting changes. On a machine with too much else to do that is
+not enough, and the query fails. Its user would start it again."""
+_STARVED_STARTS_MAX = 2
+
 _LOOK_S = 0.5
 """How long to leave the processor to the programs between two looks at their results."""
 
@@ -68,12 +73,29 @@ class Running:
 
     def __init__(self, command: Sequence[str], folder: Path, log: Path) -> None:
         self.command, self.log = command, log
+        self._folder = folder
+        self._starved_starts = 0
         self._log_start = log.stat().st_size if log.exists() else 0
-        self._process = spawn(_in_an_activated_environment(command, folder), folder=folder, output=log)
+        self._process = self._spawn()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        return spawn(_in_an_activated_environment(self.command, self._folder), folder=self._folder, output=self.log)
 
     @property
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return self._process.poll() is None or self._starts_again()
+
+    def _starts_again(self) -> bool:
+        """Start it again if the machine was too busy for Spark, as its supervisor would."""
+        has_failed = (self._process.returncode or 0) > 0
+        if not has_failed or self._starved_starts == _STARVED_STARTS_MAX or _STARVED not in self.said:
+            return False
+        self.end()  # what it has left behind
+        self._starved_starts += 1
+        print(f"{self.command} is started again: {_STARVED}")
+        self._log_start = self.log.stat().st_size
+        self._process = self._spawn()
+        return True
 
     @property
     def said(self) -> str:
@@ -97,7 +119,8 @@ class Running:
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait for it to end by itself; its exit status."""
         try:
-            return self._process.wait(timeout_s)
+            status = self._process.wait(timeout_s)
+            return self.wait(timeout_s) if self._starts_again() else status
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.command} still ran after {timeout_s} s:\n{self.said[-4000:]}") from None
 
