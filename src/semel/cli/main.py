@@ -9,6 +9,7 @@ import typer
 from semel import __version__
 from semel.cli.bench import bench
 from semel.cli.demo import demo
+from semel.cli.doctor import doctor
 from semel.cli.guarantees import guarantees
 from semel.cli.relay import relay
 from semel.cli.verify import verify
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(bench)
 app.command()(demo)
+app.command()(doctor)
 app.command()(guarantees)
 app.command()(relay)
 app.command()(verify)
