@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from semel import __version__
+from semel.cli.advise import advise
 from semel.cli.bench import bench
 from semel.cli.demo import demo
 from semel.cli.doctor import doctor
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Exactly-once data pipelines between Kafka, Spark and databases.",
 )
+app.command()(advise)
 app.command()(bench)
 app.command()(demo)
 app.command()(doctor)
