@@ -286,7 +286,7 @@ def test_every_rule_has_its_cases() -> None:
 def test_the_page_describes_every_rule_as_the_code_has_it() -> None:
     """docs/doctor.md has the table and the sections of the code, and every link leads to one."""
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
-    assert rules_as_markdown() in page, "run: python -m semel.advise.rules, and put the output into docs/doctor.md"
+    assert rules_as_markdown() in page, "put what rules_as_markdown() returns below '## Rules' in docs/doctor.md"
     headings = set(re.findall(r"^### (.+)$", page, re.MULTILINE))
     assert {rule.link.partition("#")[2] for rule in RULES.values()} == headings
 

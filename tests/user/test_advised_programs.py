@@ -60,14 +60,9 @@ class Advised:
         return self.scene.start_command("/usr/bin/env", *given, sys.executable, file, *arguments)
 
 
-SEEN: set[str] = set()
-"""The programs that were run."""
-
-
 def advised(scene: Scene, *kinds: str, names: dict[str, str] | None = None, **answers: Any) -> Advised:
     found = Advised(scene, names, **answers)
     assert found.kinds == list(kinds)
-    SEEN.update(kinds)
     return found
 
 

@@ -354,7 +354,3 @@ def rules_as_markdown() -> str:
     table += [f"| [{rule.id}](#{rule.id}) | {rule.severity} | {', '.join(rule.places)} |" for rule in _TABLE]
     sections = [f"### {rule.id}\n\n{rule.title}. {rule.reason}\n\nFix: {rule.fix}" for rule in _TABLE]
     return "\n".join(table) + "\n\n" + "\n\n".join(sections) + "\n"
-
-
-if __name__ == "__main__":
-    print(rules_as_markdown(), end="")
