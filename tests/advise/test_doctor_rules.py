@@ -29,6 +29,10 @@ SETTINGS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "idempotence-off": ({"enable.idempotence": False}, {"enable.idempotence": True}),
     "retries-off": ({"retries": 0}, {"retries": 3}),
     "transactional-id-changes": ({"transactional.id": "tx-${random.uuid}"}, {"transactional.id": "tx-${HOSTNAME}"}),
+    "transactional-id-changes-in-group": (
+        {"transactional.id": "tx-${random.uuid}", "group.id": "g"},
+        {"transactional.id": "tx-0", "group.id": "g"},
+    ),
     "auto-commit-with-transactions": (
         {**TRANSACTIONAL, "enable_auto_commit": True},
         {**TRANSACTIONAL, "enable_auto_commit": False},
@@ -71,14 +75,20 @@ PROGRAMS: list[tuple[str, str, str]] = [
     ),
     (
         "transactional-id-changes",
-        f"{CONFLUENT}p = Producer({{'transactional.id': f'orders-{{uuid.uuid4()}}'}})",
-        f"{CONFLUENT}p = Producer({{'transactional.id': 'orders-' + os.environ['HOSTNAME']}})",
+        f"{CONFLUENT}p = Producer({{'transactional.id': f'orders-{{uuid.uuid4()}}'}})\np.commit_transaction()",
+        f"{CONFLUENT}p = Producer({{'transactional.id': 'orders-' + os.environ['HOSTNAME']}})\np.commit_transaction()",
     ),
     (
         "transactional-id-changes",
-        "import os\nimport aiokafka\nme = f'w-{os.getpid()}'\naiokafka.AIOKafkaProducer(transactional_id=me)",
+        "import os\nimport aiokafka\nme = f'w-{os.getpid()}'\n"
+        "p = aiokafka.AIOKafkaProducer(transactional_id=me)\np.transaction()",
         "import uuid\nimport aiokafka\n"
-        "aiokafka.AIOKafkaProducer(transactional_id=str(uuid.uuid5(uuid.NAMESPACE_DNS, 'w')))",
+        "p = aiokafka.AIOKafkaProducer(transactional_id=str(uuid.uuid5(uuid.NAMESPACE_DNS, 'w')))\np.transaction()",
+    ),
+    (
+        "transactional-id-changes",
+        f"{CONFLUENT}p = Producer({{'transactional.id': str(uuid.uuid4())}})\np.commit_transaction()",
+        f"{CONFLUENT}p = Producer({{'transactional.id': str(uuid.uuid4())}})",  # a wrapper: others use it
     ),
     (
         "transactional-id-changes-in-group",
@@ -292,7 +302,7 @@ def test_the_page_describes_every_rule_as_the_code_has_it() -> None:
 
 
 def test_two_files_with_one_transactional_id_are_two_instances_that_share_it(tmp_path: Path) -> None:
-    """As the settings of two deployments are compared before they are rolled out."""
+    """As the settings of two deployments are compared before they are rolled out. Two clusters are two worlds."""
     (tmp_path / "a.properties").write_text("transactional.id=orders\n")
     (tmp_path / "b.json").write_text('{"transactional.id": "orders"}')
     (tmp_path / "c.json").write_text('{"producer": {"transactional.id": "orders-2"}}')
@@ -300,6 +310,10 @@ def test_two_files_with_one_transactional_id_are_two_instances_that_share_it(tmp
     assert [one.rule.id for one in shared] == ["transactional-id-shared"]
     assert "a.properties:1" in shared[0].what
     assert examine_files([tmp_path / "a.properties", tmp_path / "c.json"]) == []
+    for stage in ("test", "live"):
+        text = f"transactional.id=orders\nbootstrap.servers=kafka.{stage}:9092\n"
+        (tmp_path / f"{stage}.properties").write_text(text)
+    assert examine_files([tmp_path / "test.properties", tmp_path / "live.properties"]) == []
 
 
 @pytest.mark.parametrize(
@@ -311,7 +325,7 @@ def test_two_files_with_one_transactional_id_are_two_instances_that_share_it(tmp
             "application.properties",
             "spring.kafka.producer.transaction-id-prefix=tx-${random.uuid}-\n"
             "spring.kafka.consumer.enable-auto-commit=true\n",
-            ["transactional-id-changes", "auto-commit-with-transactions"],
+            ["auto-commit-with-transactions", "transactional-id-changes-in-group"],
         ),
         ("connect.properties", "producer.acks=1\nconsumer.isolation.level=read_committed\n", ["acks-not-all"]),
         (

@@ -288,3 +288,18 @@ def test_it_asks_in_a_terminal_and_only_what_concerns_the_pipeline() -> None:
     assert "idempotency key" not in text  # no calls, no such question
     assert "exactly-once" in text
     assert 'mode="append"' in text
+
+
+def test_the_bench_keeps_its_figures_for_the_adviser(
+    semel_broker: semel.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `semel bench transactions` does it, in its smallest size."""
+    from semel.bench import transactions
+
+    monkeypatch.setenv("SEMEL_CACHE", str(tmp_path))
+    monkeypatch.setenv("SEMEL_BENCH_BOOTSTRAP", semel_broker.bootstrap)
+    section = transactions.run(sizes=(1,), seconds_a_case=0.01)
+    monkeypatch.setattr("semel.cli.bench.run_sections", lambda *_, **__: [section])
+    assert CliRunner().invoke(app, ["bench", "transactions"]).exit_code == 0
+    costs = " ".join(recommend(figures=measured.load_figures()).costs)
+    assert f"{semel_broker.bootstrap}, groups of 1: " in costs

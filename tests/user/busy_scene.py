@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -109,6 +109,14 @@ class Running:
             return
         finally:
             self._process.wait()
+
+
+class Finishes(Protocol):
+    """What keeps topics busy."""
+
+    def finish(self) -> None:
+        """Stop writing. From here on the input is complete."""
+        ...
 
 
 class Writer:
@@ -224,7 +232,7 @@ class Scene:
 
     def through_a_restart(
         self,
-        writer: Writer,
+        writer: Finishes,
         start: Callable[[], Running],
         *,
         stop: Stop,

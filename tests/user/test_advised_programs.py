@@ -6,16 +6,20 @@ import json
 import sqlite3
 import sys
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import psycopg
 import pytest
 from busy_scene import Running, Scene, Stop, assert_exactly
+from order_writer import order
 
+import semel
 from semel.advise.program import Names, Program
 from semel.advise.questions import QUESTIONS
 from semel.advise.recommend import recommend
@@ -24,6 +28,22 @@ from semel.testing.postgres import Postgres
 pytestmark = pytest.mark.user
 
 Rows = list[tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    """One broker for all: each test has names of its own, and there are many."""
+    with semel.Broker() as broker:
+        yield broker.bootstrap
+
+
+@pytest.fixture
+def scene(bootstrap: str, tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(bootstrap, tmp_path)
+    try:
+        yield scene
+    finally:
+        scene.close()
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +57,48 @@ def address(request: pytest.FixtureRequest, server: Postgres) -> str:
     """A database of the test's own."""
     name = f"advised_{abs(hash(request.node.name))}"
     with psycopg.connect(server.uri, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE DATABASE {name}".encode())
     return server.uri.replace("/postgres?", f"/{name}?")
 
 
+class Feeder(threading.Thread):
+    """Keeps a topic busy, by another client than Semel."""
+
+    def __init__(self, bootstrap: str, topic: str, rate: int) -> None:
+        super().__init__(daemon=True)
+        self._producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+        self._topic, self._rate = topic, rate
+        self._is_over = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        number = 0
+        while not self._is_over.wait(0.1):
+            for _ in range(max(1, self._rate // 10)):
+                self._producer.produce(self._topic, order(number, 0), key=f"customer-{number % 7}")
+                number += 1
+            self._producer.poll(0)
+
+    def finish(self) -> None:
+        """Stop writing. From here on the input is complete."""
+        self._is_over.set()
+        self.join()
+        assert self._producer.flush(60) == 0
+
+
 class Advised:
-    """Programs for some answers, written to a folder as a user does it."""
+    """Programs for some answers, written to a folder as a user does it, with topics and a name of their own."""
 
     def __init__(self, scene: Scene, names: dict[str, str] | None = None, **answers: Any) -> None:
         self.scene = scene
-        self.names = Names(bootstrap=scene.bootstrap, **(names or {}))
+        own = uuid.uuid4().hex[:8]
+        self.names = Names(
+            name=f"pipeline-{own}",
+            bootstrap=scene.bootstrap,
+            input=f"orders-{own}",
+            output=f"results-{own}",
+            **(names or {}),
+        )
         self.advice = recommend(names=self.names, **answers)
         for program in self.advice.programs:
             (scene.folder / program.file).write_text(program.text)
@@ -54,6 +106,22 @@ class Advised:
     @property
     def kinds(self) -> list[str]:
         return [program.kind for program in self.advice.programs]
+
+    def create(self) -> None:
+        """The topics that the advice names."""
+        topics = {topic for program in self.advice.programs for topic in program.topics}
+        self.scene.create(*sorted(topics))
+
+    def feed(self, rate: int = 200) -> Feeder:
+        feeder = Feeder(self.scene.bootstrap, self.names.input, rate)
+        self.scene.wait(lambda: len(self.orders()) > 0, "the first orders")
+        return feeder
+
+    def orders(self) -> list[bytes]:
+        return self.scene.values(self.names.input)
+
+    def results(self) -> list[bytes]:
+        return self.scene.values(self.names.output)
 
     def start(self, file: str, *arguments: str, **environment: str) -> Running:
         given = [f"{name}={value}" for name, value in environment.items()]
@@ -71,9 +139,9 @@ def once(values: Sequence[Hashable]) -> list[Hashable]:
     return list(set(values))
 
 
-def through_at_most_once(scene: Scene, start: Callable[[], Running], found: Callable[[], Sequence[Hashable]]) -> None:
+def through_at_most_once(plan: Advised, start: Callable[[], Running], found: Callable[[], Sequence[Hashable]]) -> None:
     """Nothing twice and nothing foreign; what came during the restart may be lost."""
-    writer = scene.write("orders")
+    scene, writer = plan.scene, plan.feed()
     program = start()
     scene.wait(lambda: len(found()) >= 100, "the first results", program)
     program.stop("terminate")
@@ -96,13 +164,13 @@ def through_at_most_once(scene: Scene, start: Callable[[], Running], found: Call
 def test_a_topic_is_copied_exactly_once(scene: Scene, deployment: str, environment: dict[str, str]) -> None:
     """Killed with kill -9, for each way to name an instance."""
     plan = advised(scene, f"kafka_exactly_once/{deployment}", deployment=deployment)
-    scene.create("orders", "results")
+    plan.create()
     scene.through_a_restart(
-        scene.write("orders"),
+        plan.feed(),
         lambda: plan.start("pipeline.py", **environment),
         stop="kill",
-        found=lambda: scene.values("results"),
-        expected=lambda: [value.upper() for value in scene.values("orders")],
+        found=lambda: plan.results(),
+        expected=lambda: [value.upper() for value in plan.orders()],
     )
 
 
@@ -118,22 +186,22 @@ def test_a_pod_without_a_stable_name_is_refused(scene: Scene) -> None:
 def test_a_topic_is_copied_at_least_once(scene: Scene, stop: Stop) -> None:
     """Nothing is lost."""
     plan = advised(scene, "kafka_at_least_once", duplicates="harmless")
-    scene.create("orders", "results")
+    plan.create()
     scene.through_a_restart(
-        scene.write("orders"),
+        plan.feed(),
         lambda: plan.start("pipeline.py"),
         stop=stop,
-        found=lambda: once(scene.values("results")),
-        expected=lambda: [value.upper() for value in scene.values("orders")],
+        found=lambda: once(plan.results()),
+        expected=lambda: [value.upper() for value in plan.orders()],
     )
 
 
 def test_a_topic_is_copied_at_most_once(scene: Scene) -> None:
     """Nothing is repeated."""
     plan = advised(scene, "kafka_at_most_once", loss="yes")
-    scene.create("orders", "results")
-    through_at_most_once(scene, lambda: plan.start("pipeline.py"), lambda: scene.values("results"))
-    assert set(scene.values("results")) <= {value.upper() for value in scene.values("orders")}
+    plan.create()
+    through_at_most_once(plan, lambda: plan.start("pipeline.py"), lambda: plan.results())
+    assert set(plan.results()) <= {value.upper() for value in plan.orders()}
 
 
 # -- from a file into a topic ----------------------------------------------------------------------------------
@@ -146,40 +214,40 @@ def test_a_topic_is_copied_at_most_once(scene: Scene) -> None:
 def test_a_file_is_sent_exactly_once(scene: Scene, deployment: str, environment: dict[str, str]) -> None:
     """Killed in the middle; the next run goes on where the last one had committed, and a third sends nothing."""
     plan = advised(scene, f"producer_exactly_once/{deployment}", source="program", deployment=deployment)
-    scene.create("results")
-    lines = [b"line %d" % number for number in range(300_000)]
+    plan.create()
+    lines = [b"line %d" % number for number in range(500_000)]
     (scene.folder / "records.txt").write_bytes(b"\n".join(lines) + b"\n")
     program = plan.start("producer.py", **environment)
-    scene.wait(lambda: sum(scene.ends("results").values()) > 1_000, "the first lines", program)
+    scene.wait(lambda: sum(scene.ends(plan.names.output).values()) > 0, "the first lines", program)
     program.stop("kill")
     for _ in range(2):
         program = plan.start("producer.py", **environment)
         assert program.wait() == 0, program.said
-        assert "300000 lines are committed." in program.said
-    assert_exactly(scene.values("results"), lines)
+        assert "500000 lines are committed." in program.said
+    assert_exactly(plan.results(), lines)
 
 
 def test_a_file_is_sent_at_least_once(scene: Scene) -> None:
     """Once by one run, and all of it again by the next."""
     plan = advised(scene, "producer_at_least_once", source="program", together="no")
-    scene.create("results")
+    plan.create()
     lines = [b"line %d" % number for number in range(10_000)]
     (scene.folder / "records.txt").write_bytes(b"\n".join(lines) + b"\n")
     for number in (1, 2):
         program = plan.start("producer.py")
         assert program.wait() == 0, program.said
-        assert_exactly(scene.values("results"), lines * number)
+        assert_exactly(plan.results(), lines * number)
 
 
 def test_a_file_is_sent_at_most_once(scene: Scene) -> None:
     """Nothing twice; on a sound broker most arrives."""
     plan = advised(scene, "producer_at_most_once", source="program", loss="yes")
-    scene.create("results")
+    plan.create()
     lines = [b"line %d" % number for number in range(10_000)]
     (scene.folder / "records.txt").write_bytes(b"\n".join(lines) + b"\n")
     program = plan.start("producer.py")
     assert program.wait() == 0, program.said
-    counts = Counter(scene.values("results"))
+    counts = Counter(plan.results())
     assert counts
     assert max(counts.values()) == 1
     assert counts.keys() <= set(lines)
@@ -195,7 +263,7 @@ def rows_of(scene: Scene, target: str, address: str, table: str = "results") -> 
         with psycopg.connect(address) as connection:
             if connection.execute("SELECT to_regclass(%s)", (table,)).fetchone() == (None,):
                 return []
-            return [(number, product) for number, product in connection.execute(query)]
+            return [(number, product) for number, product in connection.execute(query.encode())]
     if not (scene.folder / "shop.db").exists():
         return []
     database = sqlite3.connect(scene.folder / "shop.db", timeout=30)
@@ -207,8 +275,8 @@ def rows_of(scene: Scene, target: str, address: str, table: str = "results") -> 
         database.close()
 
 
-def orders_of(scene: Scene) -> Rows:
-    return [(record.order["id"], record.order["product"]) for record in scene.read("orders")]
+def orders_of(plan: Advised) -> Rows:
+    return [(record.order["id"], record.order["product"]) for record in plan.scene.read(plan.names.input)]
 
 
 TABLES = [(target, writes) for target in ("sqlite", "postgres") for writes in ("replace", "add")]
@@ -219,13 +287,13 @@ def test_a_table_is_filled_exactly_once(scene: Scene, target: str, writes: str, 
     """Killed with kill -9."""
     kind = f"table_exactly_once/{target}-{writes}"
     plan = advised(scene, kind, names={"postgres": address}, target=target, writes=writes)
-    scene.create("orders")
+    plan.create()
     scene.through_a_restart(
-        scene.write("orders"),
+        plan.feed(),
         lambda: plan.start("pipeline.py"),
         stop="kill",
         found=lambda: rows_of(scene, target, address),
-        expected=lambda: orders_of(scene),
+        expected=lambda: orders_of(plan),
     )
 
 
@@ -236,13 +304,13 @@ def test_a_table_is_filled_at_least_once(scene: Scene, target: str, writes: str,
     plan = advised(
         scene, kind, names={"postgres": address}, target=target, writes=writes, duplicates="harmless"
     )  # fmt: skip
-    scene.create("orders")
+    plan.create()
     scene.through_a_restart(
-        scene.write("orders"),
+        plan.feed(),
         lambda: plan.start("pipeline.py"),
         stop="terminate",
         found=lambda: once(rows_of(scene, target, address)) if writes == "add" else rows_of(scene, target, address),
-        expected=lambda: orders_of(scene),
+        expected=lambda: orders_of(plan),
     )
 
 
@@ -251,9 +319,9 @@ def test_a_table_is_filled_at_most_once(scene: Scene, target: str, writes: str, 
     """Nothing is repeated."""
     kind = f"table_at_most_once/{target}-{writes}"
     plan = advised(scene, kind, names={"postgres": address}, target=target, writes=writes, loss="yes")
-    scene.create("orders")
-    through_at_most_once(scene, lambda: plan.start("pipeline.py"), lambda: rows_of(scene, target, address))
-    assert set(rows_of(scene, target, address)) <= set(orders_of(scene))
+    plan.create()
+    through_at_most_once(plan, lambda: plan.start("pipeline.py"), lambda: rows_of(scene, target, address))
+    assert set(rows_of(scene, target, address)) <= set(orders_of(plan))
 
 
 # -- calls -----------------------------------------------------------------------------------------------------
@@ -299,16 +367,16 @@ def callee() -> Iterator[Callee]:
 def test_calls_with_a_key_are_carried_out_once(scene: Scene, callee: Callee) -> None:
     """Killed with kill -9."""
     plan = advised(scene, "calls_claimed/with-key", names={"url": callee.url}, target="calls", takes_key="yes")
-    scene.create("orders", "orders-pipeline-failed")
+    plan.create()
     # Calls that were under way are taken over when their lease is over.
     text = (scene.folder / "calls.py").read_text()
     (scene.folder / "calls.py").write_text(text.replace("lease_s=60", "lease_s=4").replace("timeout=30", "timeout=2"))
     scene.through_a_restart(
-        scene.write("orders", rate=40),
+        plan.feed(40),
         lambda: plan.start("calls.py"),
         stop="kill",
         found=callee.carried_out,
-        expected=lambda: scene.values("orders"),
+        expected=lambda: plan.orders(),
         enough=50,
     )
 
@@ -316,13 +384,13 @@ def test_calls_with_a_key_are_carried_out_once(scene: Scene, callee: Callee) -> 
 def test_calls_without_a_key_are_made_once_at_most(scene: Scene, callee: Callee) -> None:
     """A clean stop leaves none in doubt."""
     plan = advised(scene, "calls_claimed/without-key", names={"url": callee.url}, target="calls")
-    scene.create("orders", "orders-pipeline-failed")
+    plan.create()
     scene.through_a_restart(
-        scene.write("orders", rate=40),
+        plan.feed(40),
         lambda: plan.start("calls.py"),
         stop="terminate",
         found=callee.bodies,
-        expected=lambda: scene.values("orders"),
+        expected=lambda: plan.orders(),
         enough=50,
     )
 
@@ -330,13 +398,13 @@ def test_calls_without_a_key_are_made_once_at_most(scene: Scene, callee: Callee)
 def test_calls_are_made_at_least_once(scene: Scene, callee: Callee) -> None:
     """Nothing is lost."""
     plan = advised(scene, "calls_at_least_once", names={"url": callee.url}, target="calls", duplicates="harmless")
-    scene.create("orders")
+    plan.create()
     scene.through_a_restart(
-        scene.write("orders", rate=40),
+        plan.feed(40),
         lambda: plan.start("calls.py"),
         stop="terminate",
         found=lambda: once(callee.bodies()),
-        expected=lambda: scene.values("orders"),
+        expected=lambda: plan.orders(),
         enough=50,
     )
 
@@ -344,9 +412,9 @@ def test_calls_are_made_at_least_once(scene: Scene, callee: Callee) -> None:
 def test_calls_are_made_at_most_once(scene: Scene, callee: Callee) -> None:
     """Nothing is repeated."""
     plan = advised(scene, "calls_at_most_once", names={"url": callee.url}, target="calls", loss="yes")
-    scene.create("orders")
-    through_at_most_once(scene, lambda: plan.start("calls.py"), callee.bodies)
-    assert set(callee.bodies()) <= set(scene.values("orders"))
+    plan.create()
+    through_at_most_once(plan, lambda: plan.start("calls.py"), callee.bodies)
+    assert set(callee.bodies()) <= set(plan.orders())
 
 
 # -- from a database -------------------------------------------------------------------------------------------
@@ -356,7 +424,7 @@ def shop_rows(scene: Scene, database: str, address: str) -> Rows:
     query = "SELECT id, item FROM shop_orders"
     if database == "postgres":
         with psycopg.connect(address) as connection:
-            return [(number, item) for number, item in connection.execute(query)]
+            return [(number, item) for number, item in connection.execute(query.encode())]
     connection = sqlite3.connect(scene.folder / "shop.db", timeout=30)
     try:
         return connection.execute(query).fetchall()
@@ -364,8 +432,8 @@ def shop_rows(scene: Scene, database: str, address: str) -> Rows:
         connection.close()
 
 
-def events(scene: Scene) -> Rows:
-    found = [json.loads(value) for value in scene.values("results")]
+def events(plan: Advised) -> Rows:
+    found = [json.loads(value) for value in plan.results()]
     return [(event["id"], event["item"]) for event in found]
 
 
@@ -375,7 +443,7 @@ def test_orders_reach_kafka_once_by_the_outbox(scene: Scene, database: str, addr
     names = {"postgres": address, "table": "shop_orders"}
     kinds = (f"outbox_service/{database}", f"outbox_relay/{database}")
     plan = advised(scene, *kinds, names=names, source="database", database=database)
-    scene.create("results")
+    plan.create()
     relay: Running | None = None
     for turn in range(3):
         items = [f"item-{turn}-{number}" for number in range(200)]
@@ -384,10 +452,10 @@ def test_orders_reach_kafka_once_by_the_outbox(scene: Scene, database: str, addr
         if relay is not None:
             relay.stop("kill")
         relay = plan.start("relay.py")
-        scene.wait(lambda turn=turn: len(events(scene)) >= 200 * (turn + 1), "the events", relay)
+        scene.wait(lambda turn=turn: len(events(plan)) >= 200 * (turn + 1), "the events", relay)
     assert relay is not None
     relay.stop("terminate")
-    assert_exactly(events(scene), shop_rows(scene, database, address))
+    assert_exactly(events(plan), shop_rows(scene, database, address))
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
@@ -399,11 +467,11 @@ def test_events_after_the_commit_are_never_of_orders_that_are_not_there(
     plan = advised(
         scene, f"after_commit/{database}", names=names, source="database", database=database, loss="yes"
     )  # fmt: skip
-    scene.create("results")
+    plan.create()
     for turn in range(2):
         service = plan.start("service.py", *(f"item-{turn}-{number}" for number in range(50)))
         assert service.wait() == 0, service.said
-    assert_exactly(events(scene), shop_rows(scene, database, address))
+    assert_exactly(events(plan), shop_rows(scene, database, address))
 
 
 # -- Spark -----------------------------------------------------------------------------------------------------
@@ -412,13 +480,13 @@ def test_events_after_the_commit_are_never_of_orders_that_are_not_there(
 def test_spark_copies_a_topic_exactly_once(scene: Scene) -> None:
     """Killed with kill -9, with everything it has started."""
     plan = advised(scene, "spark_stream", platform="spark")
-    scene.create("orders", "results")
+    plan.create()
     scene.through_a_restart(
-        scene.write("orders"),
+        plan.feed(),
         lambda: plan.start("job.py"),
         stop="kill",
-        found=lambda: scene.values("results"),
-        expected=lambda: [value.upper() for value in scene.values("orders")],
+        found=lambda: plan.results(),
+        expected=lambda: [value.upper() for value in plan.orders()],
     )
 
 
@@ -429,27 +497,27 @@ def test_spark_fills_a_table_exactly_once(scene: Scene, target: str, writes: str
     plan = advised(
         scene, kind, names={"postgres": address}, platform="spark", target=target, writes=writes
     )  # fmt: skip
-    scene.create("orders")
+    plan.create()
     scene.through_a_restart(
-        scene.write("orders"),
+        plan.feed(),
         lambda: plan.start("job.py"),
         stop="terminate",
         found=lambda: rows_of(scene, target, address),
-        expected=lambda: orders_of(scene),
+        expected=lambda: orders_of(plan),
     )
 
 
 def test_a_spark_job_that_is_run_twice_writes_once(scene: Scene) -> None:
     """The second run says so."""
     plan = advised(scene, "spark_job", platform="spark", source="program")
-    scene.create("results")
+    plan.create()
     lines = [b"line %d" % number for number in range(1_000)]
     (scene.folder / "records.txt").write_bytes(b"\n".join(lines) + b"\n")
     for said in ("1000 records written", "written before"):
         job = plan.start("job.py", "2026-11-15")
         assert job.wait() == 0, job.said
         assert said in job.said
-        assert_exactly(scene.values("results"), lines)
+        assert_exactly(plan.results(), lines)
 
 
 @pytest.mark.parametrize(("target", "writes"), TABLES)

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from semel.client.admin import Admin, TopicDescription
 from semel.client.offsets import When
-from semel.errors import KafkaError, NotAuthorized, SemelError, UnsupportedByBroker
+from semel.errors import KafkaError, SemelError, UnsupportedByBroker
 
 _TOPIC_SETTINGS: Final = ("min.insync.replicas", "unclean.leader.election.enable")
 _BROKER_SETTINGS: Final = ("transaction.max.timeout.ms", "offsets.retention.minutes")
@@ -107,9 +107,7 @@ def collect_facts(
 def _try(facts: ClusterFacts, what: str, look: Callable[[], T]) -> T | None:
     try:
         return look()
-    except (NotAuthorized, UnsupportedByBroker) as error:
-        facts.not_seen.append(f"{what}: {error}")
-    except KafkaError as error:
+    except (KafkaError, UnsupportedByBroker) as error:
         facts.not_seen.append(f"{what}: {error}")
     return None
 

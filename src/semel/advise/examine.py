@@ -11,7 +11,6 @@ from semel.advise.cluster_facts import ClusterFacts, collect_facts
 from semel.advise.rules import Finding, in_order
 from semel.advise.settings_check import check_beside, check_settings
 from semel.advise.source_check import check_source
-from semel.advise.source_clients import clients
 from semel.advise.source_tree import SourceTree
 from semel.errors import ConfigError
 
@@ -26,17 +25,17 @@ def examine_settings(settings: Mapping[str, object], *, where: str = "settings")
 
 
 def examine_files(paths: Iterable[str | Path], *, transaction_timeout_ms_max: int | None = None) -> list[Finding]:
-    """Check Python programs and files of settings (properties or JSON). Two files are two clients that run at once."""
+    """Check Python programs and files of settings (properties or JSON).
+
+    Settings of one cluster are taken for clients that run at the same time, so they must not share an id.
+    """
     found: list[Finding] = []
     beside: list[ClientSettings] = []
     for path in map(Path, paths):
         if not path.exists():
             raise ConfigError(f"{path} is not there: name a Python file, or a file of settings.")
         if path.suffix == ".py":
-            source = SourceTree.read(path)
-            found += check_source(source, transaction_timeout_ms_max=transaction_timeout_ms_max)
-            ids = [one.settings for one in clients(source) if one.settings.transactional_id is not None]
-            beside += ids[:1]  # those of one file are compared when its tree is read
+            found += check_source(SourceTree.read(path), transaction_timeout_ms_max=transaction_timeout_ms_max)
         else:
             given = read_settings_file(path)
             for one in given:

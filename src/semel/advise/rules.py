@@ -148,7 +148,7 @@ _TABLE: Final = (
     Rule(
         "transactional-id-changes-in-group",
         "warning",
-        _CODE,
+        _SETTINGS,
         "The `transactional.id` is another one after each start, though the group fences",
         "Offsets sent with the group's metadata keep zombies out. But after a crash nobody ends the abandoned "
         "transaction: readers of committed records and the next owner wait until it times out.",

@@ -37,20 +37,21 @@ def check_settings(settings: ClientSettings, *, transaction_timeout_ms_max: int 
 
 
 def check_beside(clients: Iterable[ClientSettings]) -> Iterator[Finding]:
-    """What is wrong between clients that run at the same time."""
-    seen: dict[str, ClientSettings] = {}
+    """What is wrong between clients of one cluster that run at the same time."""
+    seen: dict[tuple[str, str | None], ClientSettings] = {}
     for one in clients:
         name = one.transactional_id
         if name is None or _CHANGING.search(name):
             continue
-        if name in seen:
+        key = name, one.get("bootstrap.servers")
+        if key in seen:
             yield finding(
                 "transactional-id-shared",
                 one.place("transactional.id"),
-                f"transactional.id={name} is also that of {seen[name].place('transactional.id')}",
+                f"transactional.id={name} is also that of {seen[key].place('transactional.id')}",
                 f"transactional.id={name}-2",
             )
-        seen.setdefault(name, one)
+        seen.setdefault(key, one)
 
 
 def _check_idempotence(settings: ClientSettings) -> Iterator[Finding]:
@@ -91,9 +92,12 @@ def _check_transactions(settings: ClientSettings) -> Iterator[Finding]:
     if name is None:
         return
     if _CHANGING.search(name):
+        # Spring's prefix belongs to containers that send offsets with the group's metadata, and so may whoever has a
+        # group beside its producer.
+        is_in_group = settings.transactional_id is None or settings.get("group.id") is not None
         yield finding(
-            "transactional-id-changes",
-            settings.place("transactional.id"),
+            "transactional-id-changes-in-group" if is_in_group else "transactional-id-changes",
+            settings.place("transactional.id" if settings.transactional_id else "transaction.id.prefix"),
             f"transactional.id={name} is another text at each start",
             "transactional.id=my-pipeline-0",
         )
@@ -115,6 +119,8 @@ def _check_transactions(settings: ClientSettings) -> Iterator[Finding]:
 
 def _check_timeouts(settings: ClientSettings) -> Iterator[Finding]:
     session, beat = settings.whole("session.timeout.ms"), settings.whole("heartbeat.interval.ms")
+    if (settings.get("group.protocol") or "").lower() == "consumer":
+        beat = session = None  # these are the brokers' settings then
     if (beat is not None and 3 * beat > (session or _SESSION_TIMEOUT_MS)) or (
         beat is None and session is not None and session < _HEARTBEAT_MS
     ):

@@ -36,6 +36,13 @@ def _sends_offsets(source: SourceTree) -> bool:
     )
 
 
+def _commits(source: SourceTree) -> bool:
+    return any(
+        isinstance(call.func, ast.Attribute) and call.func.attr in ("commit_transaction", "transaction", "commit")
+        for call in source.calls()
+    )
+
+
 def _check_idempotence(source: SourceTree, client: Client) -> Iterator[Finding]:
     is_plain = client.library == "confluent-kafka" and client.role == "producer" and client.is_complete
     named = ("enable.idempotence", "transactional.id", "acks", "retries")
@@ -53,7 +60,12 @@ def _check_ids(source: SourceTree, made: list[Client]) -> Iterator[Finding]:
     for one in producers:
         node = one.expressions["transactional.id"]
         if part := changes_at_each_start(source, node):
-            rule = "transactional-id-changes-in-group" if _sends_offsets(source) else "transactional-id-changes"
+            if _sends_offsets(source):
+                rule = "transactional-id-changes-in-group"
+            elif _commits(source):
+                rule = "transactional-id-changes"
+            else:
+                continue  # what its transactions hold is in another file
             yield finding(rule, source.place(node), f"transactional.id is made of {part}")
         elif one.settings.transactional_id is not None and (how := is_made_several_times(source, one.call)):
             yield finding(

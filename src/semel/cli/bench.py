@@ -47,7 +47,10 @@ def bench(
     for part in sections:
         if part.name == "transactions":  # `semel advise` tells them
             rows = ({"case": row.case, **dict(zip(part.columns, row.figures, strict=True))} for row in part.rows)
-            save_figures(rows, date.today().isoformat())
+            try:
+                save_figures(rows, date.today().isoformat())
+            except OSError as error:
+                typer.echo(f"The figures could not be kept for `semel advise`: {error}", err=True)
     if plot is not None:
         plot.write_text(sections_as_page(sections), encoding="utf-8")
     if as_json:

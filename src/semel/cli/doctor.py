@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -60,7 +59,6 @@ def doctor(
     if rules:
         _print_rules(as_json, console)
         return
-    logging.getLogger("semel").setLevel(logging.ERROR)  # what a setting has no effect on is no news here
     try:
         findings, not_seen = _look(files or [], bootstrap, config, topic, longest_pause, watch)
     except SemelError as error:
