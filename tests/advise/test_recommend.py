@@ -180,7 +180,7 @@ def test_a_name_that_would_break_the_program_is_refused(names: dict[str, str]) -
 
 def test_text_is_quoted_in_programs() -> None:
     """A URL or path may hold anything."""
-    nasty = "postgresql://u:\"'\\n@h/d"
+    nasty = "postgresql://u:\"'\\n@name@h/d"
     text = recommend(target="postgres", names=Names(postgres=nasty)).programs[0].text
     assert nasty in {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
 

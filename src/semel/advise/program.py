@@ -14,6 +14,7 @@ from semel.client.settings import parse_bootstrap
 from semel.errors import ConfigError
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_PLACE: Final = re.compile(r"@([a-z_]+)@")
 _TABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
 
@@ -121,9 +122,8 @@ def _folder():
 
 def _fill(blank: _Blank, names: Names) -> Program:
     text = (_folder() / f"{blank.template}.py.txt").read_text(encoding="utf-8")
-    values = {one: json.dumps(getattr(names, one)) for one in names.__slots__}
-    for key, value in {**values, **blank.values}.items():
-        text = text.replace(f"@{key}@", value)
+    values = {**{one: json.dumps(getattr(names, one)) for one in names.__slots__}, **blank.values}
+    text = _PLACE.sub(lambda place: values[place[1]], text)  # in one pass: a value may have such a text in it
     kind = f"{blank.template}/{blank.variant}" if blank.variant else blank.template
     command = blank.command or f"python {blank.file}"
     return Program(kind, blank.file, command, text, blank.extras, blank.packages, blank.topics)
@@ -148,9 +148,13 @@ def _copier(answers: Answers, guarantee: str, names: Names) -> _Blank:
     topics = (names.input, names.output)
     if guarantee == "exactly-once":
         return _Blank(
-            "kafka_exactly_once", "pipeline.py", answers.deployment, _instance(answers), topics=topics,
+            "kafka_exactly_once",
+            "pipeline.py",
+            answers.deployment,
+            _instance(answers),
+            topics=topics,
             command=_start(answers, "pipeline.py"),
-        )  # fmt: skip
+        )
     kind = guarantee.replace("-", "_")
     return _Blank(f"kafka_{kind}", "pipeline.py", "", _poll(answers), (), ("confluent-kafka",), topics)
 
@@ -173,9 +177,13 @@ def _producer(answers: Answers, guarantee: str, names: Names) -> _Blank:
     topics = (names.output,)
     if guarantee == "exactly-once":
         return _Blank(
-            "producer_exactly_once", "producer.py", answers.deployment, _instance(answers), topics=topics,
+            "producer_exactly_once",
+            "producer.py",
+            answers.deployment,
+            _instance(answers),
+            topics=topics,
             command=_start(answers, "producer.py"),
-        )  # fmt: skip
+        )
     if guarantee == "at-least-once":
         return _Blank("producer_at_least_once", "producer.py", topics=topics)
     return _Blank("producer_at_most_once", "producer.py", packages=("confluent-kafka",), topics=topics)
