@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from semel.spark.driver_python import choose_when_spark_starts as _choose_when_spark_starts
 
 if TYPE_CHECKING:
+    from semel import advise as advise
     from semel.bridges import effects as effects
     from semel.bridges.effects import Effects
     from semel.bridges.inbox import Inbox
@@ -151,6 +152,7 @@ _LOADED_ON_USE = {
     "SpoolFailed": "spark.spool",
     "TopicPartition": "client.partitions",
     "WriteFailed": "spark.once",
+    "advise": "advise",  # the module itself
     "committed_offsets": "spark.committed",
     "effects": "bridges.effects",  # the module itself
     "outbox_table_sql": "bridges.relay.table_sql",
@@ -171,7 +173,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, "effects", *(name for name in globals() if name.startswith("__"))})
+    return sorted({*__all__, "advise", "effects", *(name for name in globals() if name.startswith("__"))})
 
 
 _choose_when_spark_starts()

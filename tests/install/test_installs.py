@@ -169,6 +169,8 @@ def test_the_commands_of_a_page_run(example: Example, installer: Installer, tmp_
             run_broker(environment, words, tmp_path)
         elif words[:2] == ["semel", "relay"]:
             continue  # tests/bridges/relay/test_relay_guide.py runs it, with a database and rows
+        elif words[:2] in (["semel", "advise"], ["semel", "doctor"]):
+            run_advice(environment, words)
         elif words[0] == "semel":
             arguments = words[1:]
             if words[1] in ("verify", "guarantees"):
@@ -176,6 +178,18 @@ def test_the_commands_of_a_page_run(example: Example, installer: Installer, tmp_
             done = environment.run("semel", *arguments, variables=WIDE)
             assert "Report:" in done.stdout, done.stdout + done.stderr
             assert "Traceback" not in done.stderr
+
+
+def run_advice(environment: Environment, words: Sequence[str]) -> None:
+    """Exactly as it is written, on a broker of its own where it names one."""
+    with semel.Broker(config={"offsets.retention.minutes": 30_000}) as broker:
+        with semel.Admin({"bootstrap.servers": broker.bootstrap}) as admin:
+            admin.create_topics("orders")
+        arguments = [word.replace("localhost:9092", broker.bootstrap) for word in words[1:]]
+        done = environment.run("semel", *arguments, variables=WIDE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+    assert "Traceback" not in done.stderr
 
 
 def run_broker(environment: Environment, words: Sequence[str], folder: Path) -> None:

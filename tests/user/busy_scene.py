@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -134,6 +134,14 @@ class Running:
             self._process.wait()
 
 
+class Finishes(Protocol):
+    """What keeps topics busy."""
+
+    def finish(self) -> None:
+        """Stop writing. From here on the input is complete."""
+        ...
+
+
 class Writer:
     """The process that keeps the topics busy."""
 
@@ -247,7 +255,7 @@ class Scene:
 
     def through_a_restart(
         self,
-        writer: Writer,
+        writer: Finishes,
         start: Callable[[], Running],
         *,
         stop: Stop,

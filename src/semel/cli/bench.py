@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
+from semel.advise.measured import save_figures
 from semel.bench import SECTIONS, run_sections
 from semel.bench.report import print_sections, sections_as_json, sections_as_page
 from semel.cli.needs import AIOKAFKA, CONFLUENT, POSTGRES, SPARK, Need, ensure, java
@@ -42,6 +44,13 @@ def bench(
         sections = run_sections(section, quick=quick or None, records=records, rounds=rounds)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
+    for part in sections:
+        if part.name == "transactions":  # `semel advise` tells them
+            rows = ({"case": row.case, **dict(zip(part.columns, row.figures, strict=True))} for row in part.rows)
+            try:
+                save_figures(rows, date.today().isoformat())
+            except OSError as error:
+                typer.echo(f"The figures could not be kept for `semel advise`: {error}", err=True)
     if plot is not None:
         plot.write_text(sections_as_page(sections), encoding="utf-8")
     if as_json:

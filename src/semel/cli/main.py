@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from semel import __version__
+from semel.cli.advise import advise
 from semel.cli.bench import bench
 from semel.cli.demo import demo
+from semel.cli.doctor import doctor
 from semel.cli.guarantees import guarantees
 from semel.cli.relay import relay
 from semel.cli.verify import verify
@@ -19,8 +21,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Exactly-once data pipelines between Kafka, Spark and databases.",
 )
+app.command()(advise)
 app.command()(bench)
 app.command()(demo)
+app.command()(doctor)
 app.command()(guarantees)
 app.command()(relay)
 app.command()(verify)

@@ -1,0 +1,151 @@
+"""`semel doctor`: mistakes in a cluster, in settings and in programs that cost records, with what puts them right."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from semel.advise.client_settings import read_settings_file
+from semel.advise.examine import examine_cluster, examine_files
+from semel.advise.rules import RULES, SEVERITIES, Finding, in_order
+from semel.errors import ConfigError, SemelError
+
+_COLOURS: Final = {"error": "red", "warning": "yellow", "note": "cyan"}
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def doctor(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Python programs, and files of settings (properties, spark-defaults.conf, JSON)."),
+    ] = None,
+    bootstrap: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a cluster to look at.", envvar="SEMEL_BOOTSTRAP")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A file of settings to connect with, such as security.protocol.")
+    ] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Look only at this topic; may be repeated.")] = None,
+    longest_pause: Annotated[
+        str | None, typer.Option(help="How long a pipeline may stand still, such as 12h or 10d: do offsets last?")
+    ] = None,
+    watch: Annotated[str, typer.Option(help="How long to watch the transactional ids.")] = "2s",
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Print the commands and lines that put it right. Changes nothing.")
+    ] = False,
+    rules: Annotated[bool, typer.Option("--rules", help="List the rules and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
+) -> None:
+    """Look for mistakes that lose or repeat records, in programs, settings, and a running cluster.
+
+    \b
+    semel doctor pipeline.py producer.properties
+    semel doctor --bootstrap localhost:9092 --longest-pause 10d
+    semel doctor --bootstrap localhost:9092 job.py --fix
+    semel doctor --json pipeline.py | jq '.findings[].rule'
+
+    Only looks. Files are read, never run; a cluster is not changed.
+
+    Exits with status 0 if there is no error (warnings and notes may be
+    there), with 1 if there is one, and with 2 if it could not look.
+    """
+    console = Console(stderr=as_json)
+    if rules:
+        _print_rules(as_json, console)
+        return
+    try:
+        findings, not_seen = _look(files or [], bootstrap, config, topic, longest_pause, watch)
+    except SemelError as error:
+        console.print(f"[red]Could not look:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+    if as_json:
+        counts = {severity: sum(one.rule.severity == severity for one in findings) for severity in SEVERITIES}
+        typer.echo(
+            json.dumps(
+                {"findings": [one.as_dict() for one in findings], "counts": counts, "not_seen": not_seen}, indent=2
+            )
+        )
+    else:
+        _print(findings, not_seen, fix, console)
+    if any(one.rule.severity == "error" for one in findings):
+        raise typer.Exit(1)
+
+
+def _look(
+    files: list[Path],
+    bootstrap: str | None,
+    config: Path | None,
+    topics: list[str] | None,
+    longest_pause: str | None,
+    watch: str,
+) -> tuple[list[Finding], list[str]]:
+    if not files and bootstrap is None and config is None:
+        raise ConfigError("There is nothing to look at: name a file, or a cluster with --bootstrap HOST:PORT.")
+    pause_s = None if longest_pause is None else _seconds("--longest-pause", longest_pause)
+    watch_s = _seconds("--watch", watch)
+    found: list[Finding] = []
+    not_seen: list[str] = []
+    timeout_ms_max = None
+    if bootstrap is not None or config is not None:
+        findings, facts = examine_cluster(
+            _settings(bootstrap, config), topics=topics, longest_pause_s=pause_s, watch_s=watch_s
+        )
+        found += findings
+        not_seen, timeout_ms_max = facts.not_seen, facts.transaction_timeout_ms_max
+    return in_order([*found, *examine_files(files, transaction_timeout_ms_max=timeout_ms_max)]), not_seen
+
+
+def _settings(bootstrap: str | None, config: Path | None) -> dict[str, object]:
+    given: dict[str, Any] = {}
+    if config is not None:
+        for one in read_settings_file(config):
+            given.update(one.values)
+    if bootstrap is not None:
+        given["bootstrap.servers"] = bootstrap
+    return given
+
+
+def _seconds(name: str, text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if found is None:
+        raise ConfigError(f"{name} {text!r} is no time: write a number with s, m, h or d, such as 90s or 10d.")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def _print(findings: list[Finding], not_seen: list[str], fix: bool, console: Console) -> None:
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    for one in findings:
+        rule = one.rule
+        say(f"[{_COLOURS[rule.severity]}]{rule.severity}[/] [bold]{rule.id}[/bold]  {escape(one.where)}")
+        say(f"  {escape(one.what)}.")
+        if fix:
+            for command in one.commands or (rule.fix,):
+                say(f"    {escape(command)}")
+        else:
+            say(f"  {escape(rule.reason)}")
+            say(f"  Fix: {escape(rule.fix)}  ({rule.link})")
+    for what in not_seen:
+        say(f"[yellow]not seen[/yellow] {escape(what)}")
+    counts = [(severity, sum(one.rule.severity == severity for one in findings)) for severity in SEVERITIES]
+    told = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in counts if count)
+    say(f"{told}." if told else "Nothing was found.")
+
+
+def _print_rules(as_json: bool, console: Console) -> None:
+    if as_json:
+        every = [
+            {"id": rule.id, "severity": rule.severity, "looks_at": list(rule.places), "title": rule.title}
+            for rule in RULES.values()
+        ]
+        typer.echo(json.dumps(every, indent=2))
+        return
+    for rule in RULES.values():
+        console.print(f"[{_COLOURS[rule.severity]}]{rule.severity:<8}[/] {rule.id:<46} {', '.join(rule.places)}")

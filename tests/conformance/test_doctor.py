@@ -1,0 +1,95 @@
+"""`semel doctor` on real brokers: what it sees there, and what it leaves alone."""
+
+from __future__ import annotations
+
+import confluent_kafka
+import pytest
+from targets import KafkaUnderTest, NewTopic, Target
+
+import semel
+from semel.advise.cluster_check import check_cluster
+from semel.advise.cluster_facts import collect_facts
+from semel.advise.examine import examine_cluster
+from semel.testing.apache_kafka import ApacheKafka
+
+
+def rules_of(bootstrap: str, topic: str) -> list[str]:
+    findings, _ = examine_cluster({"bootstrap.servers": bootstrap}, topics=[topic], watch_s=0.0)
+    return [one.rule.id for one in findings if topic in one.where]
+
+
+def test_what_a_broker_is_too_old_for_is_noted_and_the_rest_is_seen(
+    kafka: KafkaUnderTest, target: Target, new_topic: NewTopic
+) -> None:
+    """Protocol 1 is a note; before 2.8 and 3.0 nobody can be asked for transactions and producers."""
+    findings, facts = examine_cluster({"bootstrap.servers": kafka.bootstrap}, topics=[new_topic()], watch_s=0.0)
+    assert ("transaction-protocol-1" in [one.rule.id for one in findings]) == (target.transaction_protocol == 1)
+    assert facts.transaction_timeout_ms_max == 900_000
+    assert facts.broker_settings["offsets.retention.minutes"] == "10080"
+    seen = [line.partition(":")[0] for line in facts.not_seen]
+    assert seen == ([] if target.has_transaction_admin else ["transactional ids", "producers of partitions"])
+
+
+def test_a_topic_that_refuses_every_transaction_is_seen(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
+    """min.insync.replicas above the replication factor; with its default there is nothing to say."""
+    assert rules_of(kafka.bootstrap, new_topic(config={"min.insync.replicas": "2"})) == ["min-insync-replicas-too-high"]
+    assert rules_of(kafka.bootstrap, new_topic()) == []
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_a_group_that_reads_open_transactions_is_seen(
+    kafka: KafkaUnderTest, new_topic: NewTopic, isolation: str
+) -> None:
+    """By its committed offset beyond the last stable one, while the transaction is open."""
+    topic = new_topic()
+    bootstrap = {"bootstrap.servers": kafka.bootstrap}
+    producer = confluent_kafka.Producer({**bootstrap, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"committed")
+    producer.commit_transaction(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"open")
+    assert producer.flush(30) == 0
+    reader = confluent_kafka.Consumer(
+        {**bootstrap, "group.id": topic, "isolation.level": isolation, "enable.auto.commit": False}
+    )
+    reader.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+    for _ in range(1 if isolation == "read_committed" else 2):
+        message = reader.poll(30)
+        assert message is not None
+        assert message.error() is None
+    reader.commit(asynchronous=False)
+    reader.close()
+
+    assert rules_of(kafka.bootstrap, topic) == (["group-reads-uncommitted"] if isolation == "read_uncommitted" else [])
+
+    producer.abort_transaction(30)
+
+
+@pytest.mark.needs("has_transaction_admin")
+def test_instances_that_fence_each_other_are_seen(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
+    """One id, initialised again between two looks."""
+    topic = new_topic()
+
+    def start_another(_: float) -> None:
+        semel.Producer(bootstrap_servers=kafka.bootstrap, transactional_id=topic).close()
+
+    start_another(0)
+    facts = collect_facts({"bootstrap.servers": kafka.bootstrap}, topics=[topic], wait=start_another)
+    assert [one.rule.id for one in check_cluster(facts) if topic in one.where] == ["transactional-id-fought-over"]
+
+
+def test_replication_is_judged_in_a_cluster_of_three(kafka_cluster: ApacheKafka, new_topic: NewTopic) -> None:
+    """Each mistake of a topic's settings, and the settings that production should have."""
+    bootstrap = kafka_cluster.bootstrap
+    good = new_topic(replication=3, config={"min.insync.replicas": "2"})
+    assert rules_of(bootstrap, good) == []
+    for replication, insync, unclean, rule in [
+        (1, "1", "false", "topic-not-replicated"),
+        (3, "3", "false", "min-insync-replicas-equal-replication"),
+        (3, "1", "false", "min-insync-replicas-too-low"),
+        (3, "2", "true", "unclean-leader-election"),
+    ]:
+        config = {"min.insync.replicas": insync, "unclean.leader.election.enable": unclean}
+        assert rules_of(bootstrap, new_topic(replication=replication, config=config)) == [rule]
