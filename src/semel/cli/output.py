@@ -149,7 +149,12 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} There is no terminal to ask on: add --yes. Nothing was changed.")
-    if not typer.confirm(question, err=True):
+    try:
+        is_wanted = typer.confirm(question, err=True)
+    except typer.Abort as error:  # Ctrl-C
+        typer.echo("Nothing was changed.", err=True)
+        raise typer.Exit(INTERRUPTED) from error
+    if not is_wanted:
         typer.echo("Nothing was changed.", err=True)
         raise typer.Exit(FAILED)
 

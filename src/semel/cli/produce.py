@@ -126,10 +126,14 @@ class _Writer:
 
     def write_each(self, settings: dict[str, object], lines: Iterable[Line]) -> None:
         with Producer(settings) as producer:
-            for line in lines:
-                self._send(producer, line)
-                if self._sent % _FLUSH_EVERY == 0:
-                    self.stored += producer.flush()
+            try:
+                for line in lines:
+                    self._send(producer, line)
+                    if self._sent % _FLUSH_EVERY == 0:
+                        self.stored += producer.flush()
+            except (ConfigError, KeyboardInterrupt):
+                self.stored += producer.flush()  # what was read before it
+                raise
             self.stored += producer.flush()
 
     def write_whole(self, settings: dict[str, object], lines: Iterable[Line]) -> None:
@@ -162,7 +166,9 @@ class _Writer:
         if is_transactional:
             return "The transaction is not committed: readers of committed records see none of the lines."
         safe = sum(one.record_count for one in self.stored)
-        return f"{safe} records are stored; of the {self._sent - safe} after them this is not certain."
+        if safe == self._sent:
+            return f"{safe} records are stored."
+        return f"{safe} records are stored; of {self._sent - safe} more this is not certain."
 
 
 def _aborted() -> SemelError:

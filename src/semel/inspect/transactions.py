@@ -10,7 +10,7 @@ from semel.client.admin import Admin, TransactionDescription
 from semel.client.cluster import Cluster, CoordinatorKind
 from semel.client.offsets import edge_offsets
 from semel.client.partitions import TopicPartition
-from semel.errors import InvalidState, KafkaError
+from semel.errors import InvalidState, KafkaError, NotAuthorized
 from semel.inspect.hanging import ENDED_STATES, OpenTransaction, judge
 from semel.inspect.log import fetch
 from semel.records import iter_batches
@@ -36,9 +36,11 @@ class HeldPartition:
     last_stable_offset: int
     high_watermark: int
     holder: OpenTransaction | None
-    """The transaction that is open at the last stable offset; None if it has ended since."""
-    since_ms: int | None
+    """The transaction that is open at the last stable offset; None if this user may not see it."""
+    since_ms: int | None = None
     """The time of the first record of that transaction, as its producer or broker has written it."""
+    trouble: str | None = None
+    """Why there is no holder."""
 
 
 def known_transactions(
@@ -111,15 +113,23 @@ def held_partitions(cluster: Cluster, topics: Collection[str] = ()) -> list[Held
     # The stable ends first: an end that is asked for later cannot lie before them.
     stable = edge_offsets(cluster, led, "latest", "read_committed")
     ends = edge_offsets(cluster, led, "latest", "read_uncommitted")
-    held = [one for one in led if stable[one] < ends[one]]
-    holders = {(one.named, one.start_offset): one for one in open_transactions(cluster, held)} if held else {}
+    by_topic: dict[str, list[TopicPartition]] = {}
+    for one in led:
+        if stable[one] < ends[one]:
+            by_topic.setdefault(one.topic, []).append(one)
     found: list[HeldPartition] = []
-    for one in held:
-        holder = holders.get((one, stable[one]))
-        since_ms = _time_at(cluster, one, stable[one]) if holder is not None else None
-        found.append(HeldPartition(*one, stable[one], ends[one], holder, since_ms))
-    # Without a holder the partition was only being written to while its two ends were asked for.
-    return [one for one in found if one.holder is not None]
+    for held in by_topic.values():
+        try:
+            holders = {(one.named, one.start_offset): one for one in open_transactions(cluster, held)}
+        except NotAuthorized as error:  # of one topic; the others are told all the same
+            found += [HeldPartition(*one, stable[one], ends[one], None, trouble=str(error)) for one in held]
+            continue
+        for one in held:
+            # Without a holder the partition was only being written to while its two ends were asked for.
+            if (holder := holders.get((one, stable[one]))) is not None:
+                since_ms = _time_at(cluster, one, stable[one])
+                found.append(HeldPartition(*one, stable[one], ends[one], holder, since_ms))
+    return found
 
 
 def _time_at(cluster: Cluster, named: TopicPartition, offset: int) -> int | None:

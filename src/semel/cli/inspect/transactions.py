@@ -154,6 +154,8 @@ def _held_lines(held: Sequence[HeldPartition], now_ms: float) -> list[str]:
     titles = ("PARTITION", "STABLE TO", "END", "HELD FOR", "PRODUCER ID", "TRANSACTIONAL ID", "STANDING")
     lines = table(titles, rows, right=("STABLE TO", "END", "PRODUCER ID"))
     for one in held:
+        if one.trouble is not None:
+            lines.append(f"{show_text(f'{one.topic}:{one.partition}', longest=None)}: {show_text(one.trouble, 500)}")
         if one.holder is not None and one.holder.standing != "alive":
             lines += ["", *_explain(one.holder)]
     return lines
@@ -199,6 +201,7 @@ def _held_value(one: HeldPartition) -> dict[str, Any]:
         "last_stable_offset": one.last_stable_offset,
         "high_watermark": one.high_watermark,
         "since_ms": one.since_ms,
+        "trouble": one.trouble,
         "holder": None if one.holder is None else open_value(one.holder),
     }
 
