@@ -18,6 +18,7 @@ from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.client.settings import parse_config
 from semel.inspect.groups import group_report
+from semel.inspect.lag import TrueLag
 from semel.inspect.transactions import NotHanging, end_hanging, held_partitions, open_transactions
 from semel.wire import ErrorCode
 
@@ -77,9 +78,7 @@ def test_a_hanging_transaction_is_found_explained_and_ended(
     _, text = run(kafka, "inspect", "transactions", "--topic", topic)
     assert f"semel inspect transactions --end {topic}:0 --producer-id {producer_id}" in text
 
-    status, _ = run(
-        kafka, "inspect", "transactions", "--end", f"{topic}:0", "--producer-id", str(producer_id), "--yes"
-    )
+    status, _ = run(kafka, "inspect", "transactions", "--end", f"{topic}:0", "--producer-id", str(producer_id), "--yes")
 
     assert status == 0
     assert admin.list_offsets({(topic, 0): "latest"})[(topic, 0)].offset == 4  # type: ignore[index]
@@ -146,3 +145,51 @@ def test_true_lag_is_zero_where_the_naive_one_is_not(
     assert [told["lag"][name] for name in counted] == [2, 9, 2, 2, 1, 2, True]
     producer.abort()
     assert group_report(cluster, topic).total.readable == 4
+
+
+@pytest.mark.needs("has_consumer_groups")
+def test_a_group_that_the_broker_assigns_is_told_with_its_members(
+    kafka: KafkaUnderTest, cluster: Cluster, new_topic: NewTopic
+) -> None:
+    """KIP-848: to the classic request alone it would look dead."""
+    topic = new_topic(partitions=2)
+    settings = {"bootstrap.servers": kafka.bootstrap, "group.id": topic, "client.id": "reader"}
+    consumer = confluent_kafka.Consumer({**settings, "group.protocol": "consumer"})
+    consumer.subscribe([topic])
+
+    def is_stable() -> bool:
+        consumer.poll(0.1)
+        return len(consumer.assignment()) == 2
+
+    wait_until(is_stable, "the group has formed")
+    consumer.commit(offsets=[confluent_kafka.TopicPartition(topic, 1, 0)], asynchronous=False)
+
+    report = group_report(cluster, topic)
+
+    assert (report.state, report.members) == ("Stable", 1)
+    [partition] = report.partitions
+    assert (partition.partition, partition.member, partition.lag) == (1, "reader", TrueLag(0))
+    consumer.close()
+
+
+def test_what_a_transactional_id_did_lately_is_read_from_the_coordinators_log(
+    kafka: KafkaUnderTest, raw: RawClient, new_topic: NewTopic
+) -> None:
+    """J1: one commit and one abort, change by change."""
+    topic = new_topic()
+    producer = RawProducer(raw, f"{topic}-writer").begin()
+    producer.write(topic, b"x")
+    producer.commit()
+    producer.write(topic, b"y")
+    producer.abort()
+
+    status, shown = run(kafka, "inspect", "transactions", f"{topic}-writer", "--json")
+
+    assert status == 0
+    [told] = json.loads(shown)["transactions"]
+    states = [change["state"] for change in told["lately"]]
+    assert states == [
+        *("Empty", "Ongoing", "PrepareCommit", "CompleteCommit", "Ongoing", "PrepareAbort", "CompleteAbort")
+    ]
+    assert told["lately"][1]["partitions"] == [{"topic": topic, "partition": 0}]
+    assert told["open_for_ms"] is None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from semel.client.admin import Admin
+from semel.client.admin import Admin, GroupDescription
 from semel.client.cluster import Cluster
 from semel.client.offsets import edge_offsets
 from semel.client.partitions import TopicPartition
-from semel.errors import KafkaError, SemelError
+from semel.errors import KafkaError, SemelError, UnsupportedByBroker
 from semel.inspect.lag import LagCount, TrueLag, needs_records
 from semel.inspect.log import LogReader
 from semel.records.reference import decode_batch
@@ -63,7 +63,7 @@ def group_report(cluster: Cluster, group: str, *, bytes_max: int = LAG_BYTES_MAX
     told as `unread_offsets`.
     """
     admin = Admin(cluster)
-    described = admin.describe_groups(group)[group]
+    described = _describe(admin, group)
     committed = admin.committed_offsets(group, require_stable=False)
     owners = {named: member.client_id for member in described.members for named in member.assignment}
     partitions: list[PartitionLag] = []
@@ -76,6 +76,20 @@ def group_report(cluster: Cluster, group: str, *, bytes_max: int = LAG_BYTES_MAX
     return GroupReport(
         group, described.state, described.protocol_type, len(described.members), tuple(partitions), pending
     )
+
+
+def _describe(admin: Admin, group: str) -> GroupDescription:
+    """Of a group that the broker assigns (KIP-848), the classic request only says that it is dead."""
+    described = admin.describe_groups(group)[group]
+    if described.state == "Dead":
+        try:
+            return admin.describe_consumer_groups(group)[group]
+        except UnsupportedByBroker:
+            return described
+        except KafkaError as error:
+            if error.code != ErrorCode.group_id_not_found:
+                raise
+    return described
 
 
 def _is_pending(cluster: Cluster, group: str) -> bool:
