@@ -11,10 +11,11 @@ from semel.cli.connecting import Bootstrap, ConfigFile, ProfileName, Setting, co
 from semel.cli.output import AsJson, Shown, Watch, bold, expected_errors, show, table
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
-from semel.errors import SemelError
+from semel.errors import KafkaError, SemelError
 from semel.inspect.groups import GroupReport, PartitionLag, group_report
 from semel.inspect.lag import TrueLag
 from semel.inspect.shown import show_text
+from semel.wire import ErrorCode
 
 
 def groups(
@@ -55,7 +56,13 @@ def _report(cluster: Cluster, wanted: Sequence[str], bytes_max: int) -> Shown:
     troubles: dict[str, str] = {}
     for name in names:
         try:
-            reports.append(group_report(cluster, name, bytes_max=bytes_max))
+            report = group_report(cluster, name, bytes_max=bytes_max)
+            if wanted and report.state == "Dead" and not report.partitions:
+                raise KafkaError(
+                    f"The cluster has no group {name!r}. Check the name with semel inspect groups.",
+                    code=ErrorCode.group_id_not_found,
+                )
+            reports.append(report)
         except SemelError as error:
             if wanted:
                 raise
