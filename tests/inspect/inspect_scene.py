@@ -40,11 +40,11 @@ class Scene:
         more = {} if transactional_id is None else {"transactional.id": transactional_id}
         return Producer({**self.settings, **more})
 
-    def write_late(self, producer: Producer, topic: str, value: bytes, *, sequence: int) -> None:
+    def write_late(self, producer: Producer, topic: str, *values: bytes, sequence: int) -> None:
         """A batch of protocol 1 under the producer's id and epoch, past every transaction that it has begun."""
         identity = producer.identity
         batch = encode_batch(
-            [Record(0, int(time.time() * 1000), None, value)],
+            [Record(number, int(time.time() * 1000), None, value) for number, value in enumerate(values)],
             producer_id=identity.producer_id,
             producer_epoch=identity.producer_epoch,
             base_sequence=sequence,
@@ -62,13 +62,13 @@ class Scene:
         told = answer.responses[0].partition_responses[0]
         assert told.error_code is ErrorCode.none, told
 
-    def hang(self, topic: str, transactional_id: str) -> Producer:
+    def hang(self, topic: str, transactional_id: str, *values: bytes) -> Producer:
         """A committed transaction, and a write that comes after it."""
         with self.producer(transactional_id) as producer:
             with producer.transaction():
-                producer.send(topic, b"in time")
+                producer.send(topic, b"in time", partition=0)
             is_bumped = producer.transaction_protocol == 2
-            self.write_late(producer, topic, b"too late", sequence=0 if is_bumped else 1)
+            self.write_late(producer, topic, *(values or [b"too late"]), sequence=0 if is_bumped else 1)
             return producer
 
 

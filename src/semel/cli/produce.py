@@ -167,8 +167,8 @@ class _Writer:
             return "The transaction is not committed: readers of committed records see none of the lines."
         safe = sum(one.record_count for one in self.stored)
         if safe == self._sent:
-            return f"{safe} records are stored."
-        return f"{safe} records are stored; of {self._sent - safe} more this is not certain."
+            return f"Stored before it: {_records(safe)}."
+        return f"Stored before it: {_records(safe)}; of {self._sent - safe} more this is not certain."
 
 
 def _aborted() -> SemelError:
@@ -190,4 +190,8 @@ def _report(stored: list[Stored], topic: str, *, is_transactional: bool, as_json
         print_json({"records": count, "in_transaction": is_transactional, "batches": batches})
         return
     where = f" to {show_text(topic, longest=None)}"
-    typer.echo(f"{count} records{where}{', in one transaction' if is_transactional else ''}.", err=True)
+    typer.echo(f"{_records(count)}{where}{', in one transaction' if is_transactional else ''}.", err=True)
+
+
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count} records"
