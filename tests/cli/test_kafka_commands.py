@@ -157,7 +157,11 @@ def test_hostile_names_of_groups_and_ids_are_shown_harmlessly(run: Run, semel_br
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["topics", "list", "--bootstrap", "127.0.0.1:1"], 1, "No connection to 127.0.0.1:1"),
+        (
+            ["topics", "list", "--bootstrap", "127.0.0.1:1", "--setting", "default.api.timeout.ms=500"],
+            1,
+            "No connection to 127.0.0.1:1",
+        ),
         (["topics", "list", "--bootstrap", "nonsense"], 2, "has no port"),
         (["topics", "list", "--profile", "nope"], 2, "nope"),
         (["topics", "list", "--config", "/nope"], 2, "'/nope' cannot be read (No such file or directory)"),

@@ -124,7 +124,7 @@ def test_true_lag_is_zero_where_the_naive_one_is_not(
     consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
     read = consumer.consume(4, 30)
     assert [message.value() for message in read] == [b"0", b"more", b"2", b"more"]
-    consumer.commit(read[-1], asynchronous=False)
+    consumer.commit(message=read[-1], asynchronous=False)
     consumer.close()
 
     lag = group_report(cluster, topic).total

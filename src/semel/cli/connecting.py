@@ -18,7 +18,7 @@ from semel.client.config import Config
 from semel.client.settings import SETTINGS, parse_config
 from semel.errors import ConfigError
 
-API_TIMEOUT_MS: Final = 15_000
+API_TIMEOUT_MS: Final = 10_000
 """Of a command that somebody waits for, unless default.api.timeout.ms says otherwise."""
 
 PANEL: Final = "Cluster"

@@ -6,7 +6,7 @@ import sys
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -121,7 +121,7 @@ class _Writer:
         self._partition = partition
         self._headers = headers
         self._sent = 0
-        self._is_committing = False
+        self._stage: Literal["open", "committing", "unknown", "committed"] = "open"
         self.stored: list[Stored] = []
 
     def write_each(self, settings: dict[str, object], lines: Iterable[Line]) -> None:
@@ -149,19 +149,22 @@ class _Writer:
                     for line in held:
                         self._send(producer, line)
                     self.stored = producer.flush()
-                    self._is_committing = True
+                    self._stage = "committing"
             except CommitUnknown as error:
-                self._is_committing = False
+                self._stage = "unknown"  # and stays so if the next line raises
                 if producer.resolve() is not Outcome.COMMITTED:
+                    self._stage = "open"
                     raise _aborted() from error
-            self._is_committing = False
+            self._stage = "committed"
 
     def _send(self, producer: Producer, line: Line) -> None:
         producer.send(self._topic, line.value, key=line.key, headers=self._headers, partition=self._partition)
         self._sent += 1
 
     def what_is_written(self, error: BaseException, *, is_transactional: bool) -> str:
-        if self._is_committing and isinstance(error, KeyboardInterrupt | CommitUnknown):
+        if self._stage == "committed":
+            return "The transaction is committed: all lines are seen."
+        if self._stage == "unknown" or (self._stage == "committing" and isinstance(error, KeyboardInterrupt)):
             return "Whether the transaction is committed is not known: look with semel tail before you repeat it."
         if is_transactional:
             return "The transaction is not committed: readers of committed records see none of the lines."

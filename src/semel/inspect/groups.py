@@ -52,6 +52,11 @@ class GroupReport:
     """An open transaction holds offsets of this group: the committed ones may move when it ends."""
 
     @property
+    def uncounted(self) -> int:
+        """Partitions that are not in `total`, because their lag could not be told."""
+        return sum(one.lag is None for one in self.partitions)
+
+    @property
     def total(self) -> TrueLag:
         return sum((one.lag for one in self.partitions if one.lag is not None), TrueLag(0))
 

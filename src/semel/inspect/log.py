@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from semel.client.cluster import Cluster
 from semel.client.config import Isolation
-from semel.client.leader_calls import PartitionAnswer, call_leaders
+from semel.client.leader_calls import PartitionAnswer, call_leaders, describe
 from semel.client.offsets import ISOLATION_LEVELS
 from semel.client.partitions import TopicPartition
 from semel.client.visibility import AbortedTransaction
+from semel.errors import RecordTooLarge
 from semel.inspect.outcomes import LoggedBatch, Outcomes
 from semel.records import BatchHeader, iter_batches, read_control_batch
 from semel.wire import Api
@@ -112,6 +113,7 @@ class LogReader:
         self._outcomes = Outcomes()
         self._is_beyond = False
         self._empty_answers = 0
+        self._bytes_min = 1
 
     def look(self) -> None:
         """Learn where the partition ends now, without moving."""
@@ -126,7 +128,7 @@ class LogReader:
             self.look()
         self._is_beyond = self._is_beyond or self.position >= self.last_stable_offset
         isolation: Isolation = "read_uncommitted" if self._is_beyond else "read_committed"
-        size = max(1, min(_ANSWER_BYTES, bytes_max))
+        size = max(self._bytes_min, min(_ANSWER_BYTES, bytes_max))
         answer = fetch(self._cluster, self.partition, self.position, isolation, bytes_max=size, wait_ms=wait_ms)
         self._note(answer)
         self.bytes_read += len(answer.records)
@@ -134,8 +136,22 @@ class LogReader:
             self._outcomes.begin_answer(answer.aborted)
         before = self.position
         taken = self._take_all(answer, end)
-        self._pass_gap(before, end)
+        if len(answer.records) and self.position == before:
+            self._ask_for_more(size)
+        else:
+            self._bytes_min = 1
+            self._pass_gap(before, end)
         return taken
+
+    def _ask_for_more(self, size: int) -> None:
+        """Some brokers cut the first batch too. It must not be taken for a gap."""
+        most = self._cluster.config.receive_message_bytes_max
+        if size >= most:
+            raise RecordTooLarge(
+                f"A batch in {describe(self.partition)} at offset {self.position} is over {most} bytes, so it and what "
+                "comes after it was not read. Raise receive.message.max.bytes."
+            )
+        self._bytes_min = min(2 * size, most)
 
     def _take_all(self, answer: Answer, end: int | None) -> list[Seen]:
         start, taken = self.position, list[Seen]()

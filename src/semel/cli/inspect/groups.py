@@ -87,6 +87,9 @@ def _lines(reports: Sequence[GroupReport], *, with_partitions: bool) -> list[str
             lines.append(
                 f"{show_text(report.group)}: an open transaction holds offsets of it, so they may move on yet."
             )
+        if report.uncounted:
+            why = "" if with_partitions else "; name the group to see why"
+            lines.append(f"{show_text(report.group)}: {report.uncounted} partitions are not in these numbers{why}.")
         if with_partitions and report.partitions:
             lines += ["", bold(show_text(report.group)), *_partition_lines(report.partitions)]
     return lines
@@ -134,6 +137,7 @@ def _value(report: GroupReport) -> dict[str, Any]:
         "members": report.members,
         "offsets_pending": report.is_pending,
         "lag": _lag_value(report.total),
+        "uncounted_partitions": report.uncounted,
         "partitions": [
             {
                 "topic": one.topic,
