@@ -1,5 +1,8 @@
 """`semel topics`, `produce`, `tail` and `inspect` as a user types them, on a real broker."""
 
+# confluent-kafka hands its names on without saying so to type checkers.
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 import json
@@ -13,6 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from typer.testing import CliRunner, Result
 
 import semel
@@ -204,6 +215,51 @@ def test_a_user_without_rights_is_told_what_is_missing() -> None:
             assert result.exit_code == 0, result.output
         result = CliRunner().invoke(app, ["topics", "create", "x", "--bootstrap", broker.bootstrap])
         assert (result.exit_code, "may not" in result.stderr) == (1, True)
+
+
+def test_a_topic_that_may_not_be_read_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two partitions are held back. Of the closed one it is said that, and why its holder cannot be told."""
+    config = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    with Broker(config=config, fsync="never") as broker:
+        monkeypatch.setenv("SEMEL_BOOTSTRAP", broker.bootstrap)
+        settings = {"bootstrap.servers": broker.bootstrap}
+        with semel.Admin(settings) as admin:
+            admin.create_topics("closed", "shut", partitions=1)
+        with semel.Producer({**settings, "transactional.id": "writer"}) as producer:
+            producer.begin()
+            producer.send("closed", b"x")
+            producer.send("shut", b"x")
+            producer.flush()
+            grant_describe(broker.bootstrap, "closed")
+
+            shown = CliRunner().invoke(app, ["inspect", "transactions", "--json"])
+            refused = CliRunner().invoke(app, ["tail", "closed"])
+
+            assert shown.exit_code == 0, shown.output
+            held = {one["topic"]: one for one in json.loads(shown.stdout)["held"]}
+            assert held["shut"]["holder"]["standing"] == "alive"
+            assert (held["closed"]["holder"], "may not use" in held["closed"]["trouble"]) == (None, True)
+            assert "may not use" in CliRunner().invoke(app, ["inspect", "transactions"]).stdout
+            assert (refused.exit_code, refused.stdout, "may not use" in refused.stderr) == (1, "", True)
+            producer.abort()
+
+
+def grant_describe(bootstrap: str, topic: str) -> None:
+    """To everybody, and so nobody may read it any more; writing goes on for those who write."""
+    principals = [("User:ANONYMOUS", AclOperation.DESCRIBE), ("User:ANONYMOUS", AclOperation.WRITE)]
+    bindings = [
+        AclBinding(
+            *(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL),
+            *(principal, "*", operation, AclPermissionType.ALLOW),
+        )
+        for principal, operation in principals
+    ]
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    for done in client.create_acls(bindings).values():
+        done.result(30)
 
 
 def test_settings_come_from_profile_file_environment_and_flags(

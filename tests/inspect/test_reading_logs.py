@@ -18,6 +18,7 @@ from semel.inspect.lag import TrueLag
 from semel.inspect.ledgers import read_ledger
 from semel.inspect.provenance import find_provenance
 from semel.inspect.transaction_log import recent_transitions
+from semel.inspect.transactions import held_partitions
 from semel.spark.ledger import Entry, query_key
 
 
@@ -152,6 +153,9 @@ def test_a_pending_offset_of_an_open_transaction_is_told(place: Scene) -> None:
         producer.begin()
         producer.send_offsets({TopicPartition("pending", 0): 0}, "in-transaction")
         assert group_report(place.cluster, "in-transaction").is_pending
+        [held] = held_partitions(place.cluster, ["__consumer_offsets"])
+        assert held.holder is not None
+        assert (held.holder.standing, held.holder.transactional_id) == ("alive", "pending-writer")
         producer.abort()
     assert not group_report(place.cluster, "in-transaction").is_pending
 

@@ -33,6 +33,8 @@ Watch = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
+_CELL_MAX: Final = 300
+
 _COLOURS: Final = {
     "committed": "green",
     "plain": "green",
@@ -114,9 +116,9 @@ def print_json(value: Any, *, indent: int | None = None) -> None:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[str] = ()) -> list[str]:
-    """Columns side by side. Nothing is cut or wrapped, so `grep` and `awk` find whole words."""
+    """Columns side by side, never wrapped. Only what nobody would type is cut."""
     numbers = {titles.index(title) for title in right}
-    cells = [[show_text(str(cell), longest=None) for cell in row] for row in rows]
+    cells = [[show_text(str(cell), longest=_CELL_MAX) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(titles, *cells, strict=True)]
 
     def line(row: Sequence[str], paint: Callable[[str, int], str]) -> str:

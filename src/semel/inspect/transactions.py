@@ -134,7 +134,8 @@ def held_partitions(cluster: Cluster, topics: Collection[str] = ()) -> list[Held
 
 def _time_at(cluster: Cluster, named: TopicPartition, offset: int) -> int | None:
     answer = fetch(cluster, named, offset, "read_uncommitted", bytes_max=1)
-    return next((header.base_timestamp for header, _ in iter_batches(answer.records)), None)
+    at_ms = next((header.base_timestamp for header, _ in iter_batches(answer.records)), -1)
+    return None if at_ms < 0 else at_ms
 
 
 class NotHanging(InvalidState):
