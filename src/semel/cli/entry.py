@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 
@@ -17,6 +18,12 @@ def main() -> None:
         from semel.broker.__main__ import leave_out_hypothesis
 
         leave_out_hypothesis()  # it would put a folder of its own beside the demo's page
-    from semel.cli.main import app
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a locale without UTF-8 gets escapes
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        from semel.cli.main import app
 
-    app()
+        app()
+    except KeyboardInterrupt:  # while modules are loaded
+        sys.exit(130)

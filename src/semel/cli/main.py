@@ -12,12 +12,16 @@ from semel.cli.bench import bench
 from semel.cli.demo import demo
 from semel.cli.doctor import doctor
 from semel.cli.guarantees import guarantees
+from semel.cli.inspect import inspect
+from semel.cli.output import EXIT_CODES
+from semel.cli.produce import produce
 from semel.cli.relay import relay
+from semel.cli.tail import tail
+from semel.cli.topics import topics
 from semel.cli.verify import verify
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Exactly-once data pipelines between Kafka, Spark and databases.",
 )
@@ -26,8 +30,12 @@ app.command()(bench)
 app.command()(demo)
 app.command()(doctor)
 app.command()(guarantees)
+app.command(epilog=EXIT_CODES)(produce)
 app.command()(relay)
+app.command(epilog=EXIT_CODES)(tail)
 app.command()(verify)
+app.add_typer(inspect, name="inspect")
+app.add_typer(topics, name="topics")
 
 
 @app.command(

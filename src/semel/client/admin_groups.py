@@ -104,6 +104,27 @@ class GroupAdmin:
             )
         return described
 
+    def describe_consumer_groups(self, *groups: str | Iterable[str]) -> dict[str, GroupDescription]:
+        """The same of groups whose partitions the broker assigns (KIP-848, from Kafka 4.0 on).
+
+        A classic group is no such group: `group_id_not_found`.
+        """
+        described: dict[str, GroupDescription] = {}
+        for group in flat_names(groups):
+            described |= call_for_items(
+                self._cluster,
+                self._coordinator(group),
+                Api.CONSUMER_GROUP_DESCRIBE,
+                [group],
+                lambda asked: {"group_ids": asked, "include_authorized_operations": False},
+                lambda response: (
+                    ItemAnswer(g.group_id, g.error_code, _read_consumer_group(g), g.error_message)
+                    for g in response.groups
+                ),
+                what=_group,
+            )
+        return described
+
     def delete_groups(self, *groups: str | Iterable[str]) -> None:
         """Delete groups without members, and the offsets they have committed."""
         for group in flat_names(groups):
@@ -257,6 +278,24 @@ def _read_group(group: Any) -> GroupDescription:
         for member in group.members
     )
     return GroupDescription(group.group_id, group.group_state, group.protocol_type, group.protocol_data, members)
+
+
+def _read_consumer_group(group: Any) -> GroupDescription:
+    members = tuple(
+        GroupMember(
+            member.member_id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            tuple(
+                TopicPartition(topic.topic_name, partition)
+                for topic in member.assignment.topic_partitions
+                for partition in topic.partitions
+            ),
+        )
+        for member in group.members
+    )
+    return GroupDescription(group.group_id, group.group_state, "consumer", group.assignor_name, members)
 
 
 def _read_assignment(data: bytes) -> tuple[TopicPartition, ...]:

@@ -107,6 +107,12 @@ class TransactionAdmin:
 
     def describe_producers(self, topic: str, partition: int) -> list[ProducerState]:
         """The producers that the leader of a partition remembers."""
+        return self.describe_all_producers([(topic, partition)])[TopicPartition(topic, partition)]
+
+    def describe_all_producers(
+        self, partitions: Iterable[tuple[str, int]]
+    ) -> dict[TopicPartition, list[ProducerState]]:
+        """The producers of many partitions, by one request to each leader."""
 
         def fields(asked: Mapping[TopicPartition, None]) -> Mapping[str, Any]:
             return {
@@ -120,8 +126,8 @@ class TransactionAdmin:
                     named = TopicPartition(answered.name, item.partition_index)
                     yield PartitionAnswer(named, item.error_code, producers, item.error_message)
 
-        asked = TopicPartition(topic, partition)
-        return call_leaders(self._cluster, Api.DESCRIBE_PRODUCERS, {asked: None}, fields, read)[asked]
+        questions = {TopicPartition(*named): None for named in partitions}
+        return call_leaders(self._cluster, Api.DESCRIBE_PRODUCERS, questions, fields, read)
 
     def abort_transaction(
         self, topic: str, partition: int, *, producer_id: int, producer_epoch: int, coordinator_epoch: int

@@ -108,6 +108,7 @@ CLIENT_VERSIONS: Final[Mapping[Api, VersionRange]] = {
     Api.DESCRIBE_TRANSACTIONS: VersionRange(0, 0),
     Api.LIST_TRANSACTIONS: VersionRange(0, 1),
     Api.CONSUMER_GROUP_HEARTBEAT: VersionRange(1, 1),  # in 0, of Kafka's trial releases, the broker makes the member id
+    Api.CONSUMER_GROUP_DESCRIBE: VersionRange(0, 1),
 }
 
 FIELDS_GONE: Final[Mapping[Api, frozenset[str]]] = {
@@ -128,6 +129,7 @@ _KAFKA_WITH: Final[Mapping[Api, str]] = {
     Api.LIST_TRANSACTIONS: "3.0",
     Api.WRITE_TXN_MARKERS: "3.0",
     Api.CONSUMER_GROUP_HEARTBEAT: "4.0",
+    Api.CONSUMER_GROUP_DESCRIBE: "4.0",
 }
 
 TRANSACTION_FEATURE: Final = "transaction.version"
