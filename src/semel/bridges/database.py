@@ -108,7 +108,7 @@ class Database(SqlPositions, ABC):
         """Roll back what is open and close the connection. It opens again when it is used."""
 
     @abstractmethod
-    def stage(self, table: pa.Table) -> str:
+    def stage(self, table: pa.Table | pa.RecordBatchReader) -> str:
         """Load rows into a temporary table within the present transaction, and return its quoted name."""
 
     @abstractmethod
@@ -256,7 +256,7 @@ class Database(SqlPositions, ABC):
         """Load rows into a temporary table of this name, outside of a transaction; returns its quoted name."""
         raise NotImplementedError(f"{self.kind} stages rows within its transaction.")
 
-    def load_into(self, table: str, rows: pa.Table) -> bool:
+    def load_into(self, table: str, rows: pa.Table | pa.RecordBatchReader) -> bool:
         """Insert rows straight into a table whose types are theirs, without staging; false where that cannot be."""
         return False
 

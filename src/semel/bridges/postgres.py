@@ -194,7 +194,7 @@ class PostgresDatabase(Database):
             cursor.execute(statement)
             return cursor.fetch_arrow_table()
 
-    def stage(self, table: pa.Table) -> str:
+    def stage(self, table: pa.Table | pa.RecordBatchReader) -> str:
         if self._staged_schema is None or not table.schema.equals(self._staged_schema):
             self._staged_schema = None  # it is made in this transaction, which may be rolled back
             self._execute(f"DROP TABLE IF EXISTS pg_temp.{_STAGED}")
@@ -297,7 +297,7 @@ class PostgresDatabase(Database):
                 pid,
             )
 
-    def load_into(self, table: str, rows: pa.Table) -> bool:
+    def load_into(self, table: str, rows: pa.Table | pa.RecordBatchReader) -> bool:
         # Asked each time, as the table may be gone. COPY knows neither rewrite rules nor row-level security.
         found = self._execute(
             "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "

@@ -35,6 +35,7 @@ from semel.spark.failpoints import reach
 from semel.spark.ledger import Entry
 from semel.spark.progress import BatchProgress, log_event, log_progress
 from semel.spark.replays import Written
+from semel.spark.short_rows import collect_mapped
 from semel.spark.spool import batch_folder
 
 _LOCAL_MASTER: Final = re.compile(r"local(\[.*\])?")
@@ -119,6 +120,7 @@ class OneMerge:
         """Stage, merge and commit; again after a lost connection or a conflict."""
         retries = self.retries.begin()
         started, attempt = time.monotonic(), 0
+        may_load = True
         staged: list[StagedRows] = []
         with self._spool() as spool:
             while True:
@@ -129,9 +131,12 @@ class OneMerge:
                             self._drop_loaded()  # a disk that is full must not fill up with what failed
                         staged = [self._stage(output, spool) for output in self.outputs]
                         reach("after_stage", self.owner.pipeline)
-                    done = self._merge(staged)
+                    done = self._merge(staged, may_load=may_load)
                     break
                 except ValueDoesNotFit as error:
+                    if may_load and any(one.output.writer.can_load and one.few for one in staged):
+                        may_load = False  # staged, the rows that do not fit are found
+                        continue
                     raise self._explain(staged, error) from error
                 except DatabaseError as error:
                     if _is_staging_lost(error):
@@ -151,16 +156,22 @@ class OneMerge:
 
     def _spool(self) -> AbstractContextManager[str | None]:
         """A folder for rows that the driver stages, if tasks and driver share a machine."""
-        conf: Any = self.outputs[0].df.sparkSession.conf
-        is_local = _LOCAL_MASTER.fullmatch(conf.get("spark.master", ""))
-        if not is_local or self.outputs[0].target.is_staged_by_tasks:
+        spark: Any = self.outputs[0].df.sparkSession
+        is_local = _LOCAL_MASTER.fullmatch(spark.conf.get("spark.master", ""))
+        can_load = self.outputs[0].target.is_staged_by_tasks
+        # Through Spark Connect, "local" is the machine of the server.
+        if not is_local or (can_load and type(spark).__module__.startswith("pyspark.sql.connect")):
             return nullcontext()
-        return batch_folder(conf.get("spark.local.dir", "").split(",")[0] or None)
+        if can_load and not any(one.target.options.rule.is_plain_append for one in self.outputs):
+            return nullcontext()
+        return batch_folder(spark.conf.get("spark.local.dir", "").split(",")[0] or None)
 
     def _stage(self, output: TableOutput, spool: str | None) -> StagedRows:
         """Run the user's plan once; its rows are in the database then, or the driver has them."""
         output.check(self.owner.database)
         schema, owner = output.staged_schema(), self.owner
+        if output.target.is_staged_by_tasks and not output.writer.can_load:
+            spool = None
         terms = StagingTerms(
             output.target,
             output.target.options.rule,
@@ -173,11 +184,12 @@ class OneMerge:
             spool,
             output.dead_letters(owner.pipeline),
         )
-        parts = output.df.mapInArrow(StageRows(terms), PART_DDL)
+        stage = StageRows(terms)
         if output.target.is_staged_by_tasks or spool is not None:
-            return _collected(output, schema, parts.collect())
+            parts = collect_mapped(output.df, stage, PART_DDL, name=f"{owner.pipeline}/{output.name}")
+            return _collected(output, schema, parts)
         # Many rows of a cluster for a database that only the driver can write to: one task's rows at a time.
-        return self._stage_here(output, schema, parts.toLocalIterator())
+        return self._stage_here(output, schema, output.df.mapInArrow(stage, PART_DDL).toLocalIterator())
 
     def _stage_here(self, output: TableOutput, schema: pa.Schema, parts: Iterable[Any]) -> StagedRows:
         counted = _CountedParts(parts)
@@ -196,8 +208,9 @@ class OneMerge:
 
     # -- stage 2 -----------------------------------------------------------------------------------------------------
 
-    def _merge(self, staged: Sequence[StagedRows]) -> BatchProgress:
-        """One transaction, from its beginning to its end."""
+    def _merge(self, staged: Sequence[StagedRows], *, may_load: bool = True) -> BatchProgress:
+        """One transaction, from its beginning to its end. With `may_load`, rows go straight into tables that take them
+        as they are."""
         database, ledger, pipeline = self.owner.database, self.owner.ledger, self.owner.pipeline
         staged = [self._load_ahead(one) for one in staged]
         opened = time.monotonic()
@@ -210,7 +223,7 @@ class OneMerge:
             reach("after_lock", pipeline)
             missing = [one for one in staged if not written.has(one.output.name)]
             for one in missing:
-                counted, refused = self._merge_output(one)
+                counted, refused = self._merge_output(one, may_load=may_load)
                 counts.append(counted)
                 dead_letters += refused
             reach("after_merge", pipeline)
@@ -249,16 +262,37 @@ class OneMerge:
             return staged
         return replace(self._stage_here(staged.output, staged.schema, staged.few), refused=staged.refused)
 
-    def _merge_output(self, staged: StagedRows) -> tuple[WriteCounts, int]:
+    def _merge_output(self, staged: StagedRows, *, may_load: bool) -> tuple[WriteCounts, int]:
         """What was written, and how many rows went to the dead-letter table."""
         database, output = self.owner.database, staged.output
         output.check(database)
         letters = output.dead_letters(self.owner.pipeline)
+        if may_load and staged.few and output.target.is_staged_by_tasks:
+            counts = self._load(staged)
+            if counts is not None:
+                if letters is not None:
+                    letters.check_count(staged.refused)
+                    letters.write(database, of_batch(staged.refused, self._batch_name()))
+                return counts, len(staged.refused)
         if letters is not None:
             return self._merge_and_put_aside(staged, letters)
         if staged.rows == 0:
             return WriteCounts(), 0
         return output.writer.merge(database, self._sources(staged), staged.rows, is_ordered=False), 0
+
+    def _load(self, staged: StagedRows) -> WriteCounts | None:
+        """Straight into the user's table what the driver has, and then what tasks have staged. None if it cannot be."""
+        database, writer = self.owner.database, staged.output.writer
+        loaded = writer.load(database, staged.schema, _batches(staged.few, staged.schema))
+        missing = staged.rows - sum(staged.tables.values())
+        if loaded is None:
+            return None
+        if loaded.rows != missing:
+            raise DatabaseError(f"{missing} rows were to be loaded, and {loaded.rows} were read. Nothing was written.")
+        if staged.tables:
+            sources = [_source(name) for name in staged.tables]
+            writer.merge(database, sources, staged.rows - missing, is_ordered=False)
+        return WriteCounts(staged.rows, staged.rows)
 
     def _merge_and_put_aside(self, staged: StagedRows, letters: DeadLetterTable) -> tuple[WriteCounts, int]:
         database, refused, counts = self.owner.database, list(staged.refused), WriteCounts()
@@ -281,7 +315,8 @@ class OneMerge:
     def _sources(self, staged: StagedRows) -> list[str]:
         sources = [_source(name) for name in staged.tables]
         if staged.few:
-            sources.append(self.owner.database.stage(pa.Table.from_batches(_batches(staged.few, staged.schema))))
+            rows = pa.RecordBatchReader.from_batches(staged.schema, _batches(staged.few, staged.schema))
+            sources.append(self.owner.database.stage(rows))
         return sources
 
     def _explain(self, staged: Sequence[StagedRows], error: ValueDoesNotFit) -> ValueDoesNotFit:
