@@ -12,6 +12,7 @@ import pickle
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -22,6 +23,7 @@ from semel.bridges.database import Database
 from semel.bridges.dead_letter_table import DeadLetterTable, RefusedRow
 from semel.bridges.merge import quote
 from semel.bridges.retries import Retries
+from semel.bridges.spark_head_start import HeadStartLost, RunningJob, has_been_slow
 from semel.bridges.spark_ledger import DatabaseLedger, Standing
 from semel.bridges.spark_leftovers import drop_merged
 from semel.bridges.spark_misfits import MisfitSearch
@@ -36,7 +38,7 @@ from semel.spark.ledger import Entry
 from semel.spark.progress import BatchProgress, log_event, log_progress
 from semel.spark.replays import Written
 from semel.spark.short_rows import collect_mapped
-from semel.spark.spool import batch_folder
+from semel.spark.spool import batch_folder, open_spooled
 
 _LOCAL_MASTER: Final = re.compile(r"local(\[.*\])?")
 _MANY_ROWS: Final = 5_000_000
@@ -88,7 +90,7 @@ class Owner:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StagedRows:
     """The rows of one output, wherever its tasks have left them."""
 
@@ -96,12 +98,18 @@ class StagedRows:
     schema: pa.Schema
     tables: dict[str, int]
     """Staging tables, with how many rows each must have."""
-    few: Sequence[Any]
+    few: Iterable[Any]
     """Parts that the driver itself loads."""
     rows: int
     bytes: int
     refused: Sequence[RefusedRow]
     """Rows that were not staged, since no database would take them."""
+    is_running: bool = False
+    """Whether the job has not ended yet, so that only `few` is known: it waits for the rest."""
+
+    def end(self, all_of_it: StagedRows) -> None:
+        self.tables, self.rows, self.bytes = all_of_it.tables, all_of_it.rows, all_of_it.bytes
+        self.refused, self.is_running = all_of_it.refused, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +128,7 @@ class OneMerge:
         """Stage, merge and commit; again after a lost connection or a conflict."""
         retries = self.retries.begin()
         started, attempt = time.monotonic(), 0
-        may_load = True
+        may_load, done = True, None
         staged: list[StagedRows] = []
         with self._spool() as spool:
             while True:
@@ -129,9 +137,10 @@ class OneMerge:
                     if not staged or (attempt > 1 and not self._are_whole(staged)):
                         if attempt > 1:
                             self._drop_loaded()  # a disk that is full must not fill up with what failed
-                        staged = [self._stage(output, spool) for output in self.outputs]
+                        staged, ahead = self._stage_all(spool, may_start=attempt == 1)
                         reach("after_stage", self.owner.pipeline)
-                    done = self._merge(staged, may_load=may_load)
+                        done = None if ahead is None else ahead.result()
+                    done = done or self._merge(staged, may_load=may_load)
                     break
                 except ValueDoesNotFit as error:
                     if may_load and any(one.output.writer.can_load and one.few for one in staged):
@@ -166,7 +175,49 @@ class OneMerge:
             return nullcontext()
         return batch_folder(spark.conf.get("spark.local.dir", "").split(",")[0] or None)
 
-    def _stage(self, output: TableOutput, spool: str | None) -> StagedRows:
+    def _stage_all(
+        self, spool: str | None, *, may_start: bool
+    ) -> tuple[list[StagedRows], Future[BatchProgress | None] | None]:
+        """The rows of all outputs, and what became of a head start if there was one."""
+        job = self._running_job(spool) if may_start and spool is not None else None
+        if job is None:
+            return [self._stage(output, spool) for output in self.outputs], None
+        staged: list[StagedRows] = []
+        [output] = self.outputs
+        with job, ThreadPoolExecutor(1) as threads:
+            ahead = threads.submit(self._load_running, output, job)
+            try:
+                staged.append(self._stage(output, spool, job.address))
+            finally:
+                job.end(staged[0] if staged else None)
+        return staged, ahead
+
+    def _running_job(self, spool: str) -> RunningJob | None:
+        """For a head start, if this batch can have one: a connection loads into one table at a time."""
+        output = self.outputs[0]
+        if len(self.outputs) > 1 or not output.target.is_staged_by_tasks or has_been_slow(self.owner.pipeline):
+            return None
+        output.check(self.owner.database)
+        return RunningJob.listening(spool, self.owner.pipeline) if output.writer.can_load else None
+
+    def _load_running(self, output: TableOutput, job: RunningJob) -> BatchProgress | None:
+        """The transaction of a job that is running. None if it must be begun again when the job has ended."""
+        if not job.has_begun():
+            return None
+        rows = StagedRows(output, output.staged_schema(), {}, [], 0, 0, [], is_running=True)
+
+        def parts() -> Iterator[Any]:
+            yield from job
+            rows.end(job.staged)
+
+        rows.few = parts()
+        try:
+            return self._merge([rows])
+        except HeadStartLost as lost:
+            log_event("rows are loaded after the job", logging.DEBUG, pipeline=self.owner.pipeline, reason=str(lost))
+            return None
+
+    def _stage(self, output: TableOutput, spool: str | None, announce: str | None = None) -> StagedRows:
         """Run the user's plan once; its rows are in the database then, or the driver has them."""
         output.check(self.owner.database)
         schema, owner = output.staged_schema(), self.owner
@@ -182,6 +233,7 @@ class OneMerge:
             owner.epoch,
             -1 if self.progress.batch_id is None else self.progress.batch_id,
             spool,
+            announce,
             output.dead_letters(owner.pipeline),
         )
         stage = StageRows(terms)
@@ -228,6 +280,8 @@ class OneMerge:
                 dead_letters += refused
             reach("after_merge", pipeline)
             merged = time.monotonic()
+            if any(one.is_running for one in staged):
+                raise HeadStartLost("it was not waited for")
             if missing:
                 ledger.write(self._entry(standing, written, missing, sum(one.rows for one in counts)))
             reach("before_commit", pipeline)
@@ -284,6 +338,8 @@ class OneMerge:
         """Straight into the user's table what the driver has, and then what tasks have staged. None if it cannot be."""
         database, writer = self.owner.database, staged.output.writer
         loaded = writer.load(database, staged.schema, _batches(staged.few, staged.schema))
+        if loaded is None and staged.is_running:
+            raise HeadStartLost("the table does not take rows as they are")
         missing = staged.rows - sum(staged.tables.values())
         if loaded is None:
             return None
@@ -413,7 +469,7 @@ def _batches(parts: Iterable[Any], schema: pa.Schema) -> Iterator[pa.RecordBatch
 
 def _read(part: Any) -> bytes:
     """Read and not mapped, so that the driver holds one part at a time."""
-    with open(part.file, "rb") as file:
+    with open_spooled(part.file) as file:
         file.seek(part.at)
         return file.read(part.bytes)
 

@@ -1,8 +1,8 @@
 """Rows from Spark's JVM to Python without a look at the size of the Arrow batch after each of them.
 
-Spark looks because rows may be long, and that takes as long as to write short ones. Here the plan itself makes sure that
-they are short, by the length of each text, which Spark knows. Of a job with a longer row nothing is used: it runs again
-as Spark would run it.
+Spark looks because rows may be long, and that takes as long as to write short ones. Here the plan itself makes sure
+that they are short, by the length of each text, which Spark knows. If a row is longer, the job fails, and runs again as
+Spark would run it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from semel.spark.progress import log_event
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_ROWS: Final = 2_048
-_ROW_BYTES: Final = 128 * 1024
+_ROWS: Final = 4_096
+_ROW_BYTES: Final = 64 * 1024
 """Together no more than 256 MB, which is what Spark 4.0 to 4.2 allow a batch."""
 _MARK: Final = "semel: a row is too long to be handed over without a look at its size"
 _LENGTHS: Final = frozenset({"string", "binary"})
@@ -45,7 +45,7 @@ def collect_mapped(df: DataFrame, function: Any, schema: str, *, name: str) -> l
             if _MARK not in str(error):
                 raise
             _have_long_rows.add(name)
-            log_event("a row is longer than 128 kB, so the job runs again with smaller portions", logging.INFO, of=name)
+            log_event("a row is longer than 64 kB, so the job runs again with smaller portions", logging.INFO, of=name)
     return df.mapInArrow(function, schema).collect()
 
 
