@@ -12,15 +12,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from database_modes import contents, expected, parts_of, target_for
 from session_scene import wait_until
 from small_stream import Frame, Stream, use
 
+import semel
 from semel.bridges import spark_head_start, spark_staging
 from semel.bridges.spark_sink import DatabaseSink
 from semel.bridges.targets import DatabaseTarget
-from semel.errors import ValueDoesNotFit
+from semel.errors import ConfigError, ValueDoesNotFit
 from semel.testing.postgres import Postgres
 
 ROWS = 4_000
@@ -210,3 +212,50 @@ def test_what_is_too_much_for_a_file_is_staged_in_the_database(
     assert 0 < sum(seen) < ROWS
     assert contents(target, "append") == expected("append", 1, ROWS)
     assert ask(server, "SELECT count(*) FROM semel_staging") == [(0,)]
+
+
+# -- the first load of an upsert -------------------------------------------------------------------------------------
+
+
+def upsert_into(server: Postgres) -> DatabaseTarget:
+    ask(server, "CREATE TABLE kept (id bigint PRIMARY KEY, key bigint, version bigint, amount bigint, pad text)")
+    return semel.Postgres(server.uri, table="kept", mode="upsert", key=["id"])
+
+
+def test_an_upsert_into_an_empty_table_is_loaded_and_later_ones_are_merged(
+    server: Postgres, target: DatabaseTarget, stream: Stream
+) -> None:
+    """F1: half of the ids of the second batch are there already."""
+    upsert = upsert_into(server)
+
+    def meanwhile() -> None:
+        wait_until(lambda: ask(server, LOADING) == [(1,)], "no row was loaded")
+
+    stream.run(sink_for(upsert), [Slow(meanwhile), Frame(parts_of(1, ROWS))])
+    assert ask(server, "SELECT count(*), min(id), max(id) FROM kept") == [(ROWS * 3 // 2, 0, ROWS * 3 // 2 - 1)]
+
+
+def test_a_row_that_somebody_inserts_during_the_first_load_is_updated(
+    server: Postgres, target: DatabaseTarget, stream: Stream
+) -> None:
+    """F1: the unique index sees it, and the rows are merged instead."""
+    upsert = upsert_into(server)
+
+    def meanwhile() -> None:
+        wait_until(lambda: ask(server, LOADING) == [(1,)], "no row was loaded")
+        ask(server, f"INSERT INTO kept VALUES ({ROWS - 1}, 0, 0, -1, 'theirs')")
+
+    stream.run(sink_for(upsert), [Slow(meanwhile)])
+    assert ask(server, "SELECT count(*), count(*) FILTER (WHERE pad = 'theirs') FROM kept") == [(ROWS, 0)]
+
+
+@pytest.mark.parametrize("file_bytes", [spark_staging.SPOOL_BYTES, 200_000])
+def test_two_rows_of_one_key_are_refused_in_the_first_load_too(
+    server: Postgres, target: DatabaseTarget, stream: Stream, monkeypatch: pytest.MonkeyPatch, file_bytes: int
+) -> None:
+    """F1: also if one of them is in a file and the other in a staging table."""
+    monkeypatch.setattr(spark_staging, "SPOOL_BYTES", file_bytes)
+    [many, few] = parts_of(0, ROWS)
+    with pytest.raises(ConfigError, match="Two rows of one batch have the key"):
+        stream.run(sink_for(upsert_into(server)), [Frame([pa.concat_tables([many, many.slice(0, 1)]), few])])
+    assert ask(server, "SELECT count(*) FROM kept") == [(0,)]

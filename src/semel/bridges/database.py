@@ -260,6 +260,10 @@ class Database(SqlPositions, ABC):
         """Insert rows straight into a table whose types are theirs, without staging; false where that cannot be."""
         return False
 
+    def is_empty(self, table: str) -> bool:
+        """Whether a table has never had rows, or has been truncated since; false where that is not known at once."""
+        return False
+
     def keep_columns(self, table: str) -> None:
         """Let nobody change the table's columns before the transaction, or its savepoint, ends."""
 

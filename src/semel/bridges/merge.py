@@ -87,6 +87,11 @@ class Rule:
         return self.mode == "append" and self.statement is None
 
     @property
+    def is_plain_upsert(self) -> bool:
+        """Whether rows are inserted as they are while none of their keys is in the table, and none comes twice."""
+        return self.mode == "upsert" and self.version is None and self.delete is None
+
+    @property
     def extra_columns(self) -> set[str]:
         """The columns of the rows that are not columns of the table."""
         return {self.delete} if self.delete is not None else set()

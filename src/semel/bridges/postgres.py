@@ -309,6 +309,13 @@ class PostgresDatabase(Database):
             self.copy(rows, name, db_schema_name=schema)
         return bool(found)
 
+    def is_empty(self, table: str) -> bool:
+        found = self.scalar(
+            "SELECT pg_relation_size(oid) = 0 FROM pg_class WHERE oid = to_regclass($1) AND relkind = 'r'",
+            quote_table(table),
+        )
+        return bool(found)
+
     def begin_join(self, table: str, columns: Sequence[str]) -> bool:
         # MERGE differs from INSERT in what rules, triggers, row-level security and child tables make of it, and came
         # with Postgres 15. Columns with a collation of their own cannot be compared with staged ones.

@@ -143,7 +143,7 @@ class OneMerge:
                     done = done or self._merge(staged, may_load=may_load)
                     break
                 except ValueDoesNotFit as error:
-                    if may_load and any(one.output.writer.can_load and one.few for one in staged):
+                    if may_load and any(one.output.writer.may_load and one.few for one in staged):
                         may_load = False  # staged, the rows that do not fit are found
                         continue
                     raise self._explain(staged, error) from error
@@ -171,7 +171,8 @@ class OneMerge:
         # Through Spark Connect, "local" is the machine of the server.
         if not is_local or (can_load and type(spark).__module__.startswith("pyspark.sql.connect")):
             return nullcontext()
-        if can_load and not any(one.target.options.rule.is_plain_append for one in self.outputs):
+        rules = [one.target.options.rule for one in self.outputs]
+        if can_load and not any(rule.is_plain_append or rule.is_plain_upsert for rule in rules):
             return nullcontext()
         return batch_folder(spark.conf.get("spark.local.dir", "").split(",")[0] or None)
 
@@ -198,7 +199,10 @@ class OneMerge:
         if len(self.outputs) > 1 or not output.target.is_staged_by_tasks or has_been_slow(self.owner.pipeline):
             return None
         output.check(self.owner.database)
-        return RunningJob.listening(spool, self.owner.pipeline) if output.writer.can_load else None
+        return RunningJob.listening(spool, self.owner.pipeline) if self._can_load(output) else None
+
+    def _can_load(self, output: TableOutput) -> bool:
+        return output.writer.can_load(self.owner.database)
 
     def _load_running(self, output: TableOutput, job: RunningJob) -> BatchProgress | None:
         """The transaction of a job that is running. None if it must be begun again when the job has ended."""
@@ -221,7 +225,7 @@ class OneMerge:
         """Run the user's plan once; its rows are in the database then, or the driver has them."""
         output.check(self.owner.database)
         schema, owner = output.staged_schema(), self.owner
-        if output.target.is_staged_by_tasks and not output.writer.can_load:
+        if spool is not None and output.target.is_staged_by_tasks and not self._can_load(output):
             spool = None
         terms = StagingTerms(
             output.target,
@@ -337,8 +341,11 @@ class OneMerge:
     def _load(self, staged: StagedRows) -> WriteCounts | None:
         """Straight into the user's table what the driver has, and then what tasks have staged. None if it cannot be."""
         database, writer = self.owner.database, staged.output.writer
+        can_merge_more = writer.options.rule.is_plain_append  # an upsert could not see a key that is in both twice
+        if staged.tables and not can_merge_more:
+            return None
         loaded = writer.load(database, staged.schema, _batches(staged.few, staged.schema))
-        if loaded is None and staged.is_running:
+        if (loaded is None and staged.is_running) or (staged.tables and not can_merge_more):
             raise HeadStartLost("the table does not take rows as they are")
         missing = staged.rows - sum(staged.tables.values())
         if loaded is None:

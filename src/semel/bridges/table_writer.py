@@ -382,17 +382,20 @@ class TableWriter:
         return counts
 
     @property
-    def can_load(self) -> bool:
-        """Whether rows may go straight into the table: no rule and no conversion has to look at them."""
-        return self._plan is not None and self._can_load(self._plan)
+    def may_load(self) -> bool:
+        """Whether rows can ever go straight into the table: no conversion has to look at them, and no rule but that of
+        a first upsert, where the key's unique index sees whether it is one."""
+        is_plain = self._rule.is_plain_append or self._rule.is_plain_upsert
+        return is_plain and self._plan is not None and not self._plan.casts
 
-    def _can_load(self, plan: _Plan) -> bool:
-        return self._rule.is_plain_append and not plan.casts
+    def can_load(self, database: Database) -> bool:
+        """Whether they are likely to go straight into the table now."""
+        return self.may_load and (self._rule.is_plain_append or database.is_empty(self._rule.table))
 
     def load(self, database: Database, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> WriteCounts | None:
         """Rows as they are staged, straight into the table. None if it does not take them so; then none was read."""
         plan = self._checked_again(database)
-        if not self._can_load(plan):
+        if not self.can_load(database):
             return None
         loaded = _Loaded(batches, plan)
         rows = pa.RecordBatchReader.from_batches(pa.schema([schema.field(name) for name in plan.columns]), loaded)
@@ -407,7 +410,7 @@ class TableWriter:
 
     def _load(self, database: Database, plan: _Plan, table: pa.Table) -> bool:
         """Rows that need no rule go straight into the table, which is half the work."""
-        if not self._can_load(plan):
+        if not self._rule.is_plain_append or plan.casts:
             return False
         rows = normalise(table.select(plan.columns))
         if any(has_longer_text(rows.column(name), plan.table[name].base_type) for name in plan.changed):
