@@ -83,7 +83,7 @@ def sink_for(target: DatabaseTarget) -> DatabaseSink:
 def test_rows_are_loaded_while_the_job_is_running_and_seen_when_it_has_ended(
     server: Postgres, target: DatabaseTarget, stream: Stream
 ) -> None:
-    """F1, J3: the job waits here until the server has rows of it; nobody else sees any."""
+    """F1: the job waits here until the server has rows of it; nobody else sees any."""
     seen: list[Any] = []
 
     def meanwhile() -> None:
@@ -175,7 +175,7 @@ def test_a_server_that_crashes_while_rows_are_loaded_costs_no_second_run(
 def test_a_value_that_the_table_refuses_is_named_though_rows_were_loaded(
     server: Postgres, target: DatabaseTarget, stream: Stream
 ) -> None:
-    """F5: COPY does not tell which row it was, so they are staged and looked through."""
+    """F1: COPY does not tell which row it was, so they are staged and looked through."""
     ask(server, f"CREATE TABLE out (id bigint CHECK (id <> {ROWS - 1}), key bigint, version bigint, amount bigint)")
     ask(server, "ALTER TABLE out ADD COLUMN pad varchar(200)")
     with pytest.raises(ValueDoesNotFit, match=rf'The row: \{{"id": {ROWS - 1}, '):
@@ -186,7 +186,7 @@ def test_a_value_that_the_table_refuses_is_named_though_rows_were_loaded(
 def test_text_that_the_column_would_cut_off_is_refused(
     server: Postgres, target: DatabaseTarget, stream: Stream
 ) -> None:
-    """F5: COPY cuts off blanks beyond varchar(n) without a word, so the length is looked at before."""
+    """F1: COPY cuts off blanks beyond varchar(n) without a word, so the length is looked at before."""
     ask(server, "CREATE TABLE out (id bigint, key bigint, version bigint, amount bigint, pad varchar(121))")
     parts = [part.set_column(4, "pad", [["x" * 120 + "  "] * part.num_rows]) for part in parts_of(0, ROWS)]
     with pytest.raises(ValueDoesNotFit, match="column 'pad'"):

@@ -55,7 +55,7 @@ def rows(spark: SparkSession, *columns: str) -> DataFrame:
 
 
 def test_short_rows_come_without_a_look_at_their_size(spark: SparkSession) -> None:
-    """J3: that look takes as long as to write a short row. Null has no length."""
+    """E4: that look takes as long as to write a short row. Null has no length."""
     assert sizes(rows(spark)) == IN_PORTIONS
     assert sizes(rows(spark, "if(id % 2 = 0, null, 'x') `odd name`", "cast('y' as binary) b")) == IN_PORTIONS
 
