@@ -256,6 +256,10 @@ class Database(SqlPositions, ABC):
         """Load rows into a temporary table of this name, outside of a transaction; returns its quoted name."""
         raise NotImplementedError(f"{self.kind} stages rows within its transaction.")
 
+    def can_load_into(self, table: str) -> bool:
+        """Whether `load_into` can be of use here."""
+        return False
+
     def load_into(self, table: str, rows: pa.Table | pa.RecordBatchReader) -> bool:
         """Insert rows straight into a table whose types are theirs, without staging; false where that cannot be."""
         return False

@@ -298,16 +298,22 @@ class PostgresDatabase(Database):
             )
 
     def load_into(self, table: str, rows: pa.Table | pa.RecordBatchReader) -> bool:
-        # Asked each time, as the table may be gone. COPY knows neither rewrite rules nor row-level security.
-        found = self._execute(
+        found = self._loadable(table)  # asked each time, as the table may be gone
+        for schema, name in found:
+            self.copy(rows, name, db_schema_name=schema)
+        return bool(found)
+
+    def can_load_into(self, table: str) -> bool:
+        return bool(self._loadable(table))
+
+    def _loadable(self, table: str) -> list[tuple[str, str]]:
+        """Its schema and name, if COPY does there what INSERT does. It knows neither rules nor row-level security."""
+        return self._execute(
             "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
             "WHERE c.oid = to_regclass($1) AND c.relkind IN ('r', 'p') AND NOT c.relhasrules "
             "AND NOT row_security_active(c.oid)",
             quote_table(table),
         ).rows
-        for schema, name in found:
-            self.copy(rows, name, db_schema_name=schema)
-        return bool(found)
 
     def is_empty(self, table: str) -> bool:
         found = self.scalar(

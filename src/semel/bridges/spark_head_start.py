@@ -129,8 +129,13 @@ class RunningJob:
                 return self._socket.recv(_DATAGRAM_BYTES)
         except TimeoutError:
             pass
-        _slow.add(self._pipeline)
+        note_slow(self._pipeline)
         raise HeadStartLost(f"the job takes longer than {LIMIT_S:.0f} s")
+
+
+def note_slow(pipeline: str) -> None:
+    """Let later jobs of this pipeline have no head start."""
+    _slow.add(pipeline)
 
 
 def has_been_slow(pipeline: str) -> bool:

@@ -23,7 +23,7 @@ from semel.bridges.database import Database
 from semel.bridges.dead_letter_table import DeadLetterTable, RefusedRow
 from semel.bridges.merge import quote
 from semel.bridges.retries import Retries
-from semel.bridges.spark_head_start import HeadStartLost, RunningJob, has_been_slow
+from semel.bridges.spark_head_start import HeadStartLost, RunningJob, has_been_slow, note_slow
 from semel.bridges.spark_ledger import DatabaseLedger, Standing
 from semel.bridges.spark_leftovers import drop_merged
 from semel.bridges.spark_misfits import MisfitSearch
@@ -44,6 +44,7 @@ _LOCAL_MASTER: Final = re.compile(r"local(\[.*\])?")
 _MANY_ROWS: Final = 5_000_000
 _LONG_MERGE_S: Final = 60.0
 _NO_SUCH_TABLE: Final = "42P01"
+_STATEMENT_TIMEOUT: Final = "57014"
 
 Result = TypeVar("Result")
 
@@ -220,6 +221,10 @@ class OneMerge:
         except HeadStartLost as lost:
             log_event("rows are loaded after the job", logging.DEBUG, pipeline=self.owner.pipeline, reason=str(lost))
             return None
+        except DatabaseError as error:
+            if error.sqlstate == _STATEMENT_TIMEOUT:
+                note_slow(self.owner.pipeline)  # the COPY lasted for as long as the job
+            raise
 
     def _stage(self, output: TableOutput, spool: str | None, announce: str | None = None) -> StagedRows:
         """Run the user's plan once; its rows are in the database then, or the driver has them."""

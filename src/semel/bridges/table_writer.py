@@ -390,7 +390,9 @@ class TableWriter:
 
     def can_load(self, database: Database) -> bool:
         """Whether they are likely to go straight into the table now."""
-        return self.may_load and (self._rule.is_plain_append or database.is_empty(self._rule.table))
+        table = self._rule.table
+        is_new = self._rule.is_plain_append or (self.may_load and database.is_empty(table))
+        return self.may_load and is_new and database.can_load_into(table)
 
     def load(self, database: Database, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> WriteCounts | None:
         """Rows as they are staged, straight into the table. None if it does not take them so; then none was read."""
