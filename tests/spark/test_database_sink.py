@@ -29,7 +29,8 @@ from semel.bridges.positions import Result
 from semel.bridges.postgres import PostgresDatabase
 from semel.bridges.spark_job import write_batch_into
 from semel.bridges.spark_leftovers import mark_running
-from semel.bridges.spark_once import OneMerge, StagedRows
+from semel.bridges.spark_once import OneMerge
+from semel.bridges.spark_parts import StagedRows
 from semel.bridges.spark_sink import DatabaseSink
 from semel.bridges.targets import DatabaseTarget
 from semel.errors import (

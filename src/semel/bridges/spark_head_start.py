@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
-    from semel.bridges.spark_once import StagedRows
+    from semel.bridges.spark_parts import StagedRows
 
 LIMIT_S: Final = 10.0
 """Others may wait for the locks of the transaction, so it does not last for as long as the user's code likes."""

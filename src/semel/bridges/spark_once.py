@@ -8,7 +8,6 @@ trace but staging tables, which are used again if they are whole.
 from __future__ import annotations
 
 import logging
-import pickle
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,25 +19,32 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from semel.bridges.database import Database
-from semel.bridges.dead_letter_table import DeadLetterTable, RefusedRow
-from semel.bridges.merge import quote
+from semel.bridges.dead_letter_table import DeadLetterTable
 from semel.bridges.retries import Retries
 from semel.bridges.spark_head_start import HeadStartLost, RunningJob, has_been_slow, note_slow
 from semel.bridges.spark_ledger import DatabaseLedger, Standing
 from semel.bridges.spark_leftovers import drop_merged
 from semel.bridges.spark_misfits import MisfitSearch
+from semel.bridges.spark_parts import (
+    CountedParts,
+    StagedRows,
+    batches_of,
+    collected,
+    is_temporary,
+    source_of,
+    temporary_name,
+)
 from semel.bridges.spark_row_checks import of_batch, refused_row, short_json
 from semel.bridges.spark_staging import PART_DDL, StageRows, StagingTerms
 from semel.bridges.spark_tables import TableOutput
 from semel.bridges.table_writer import WriteCounts
 from semel.errors import DatabaseError, ValueDoesNotFit
-from semel.spark.blobs import unpack_error
 from semel.spark.failpoints import reach
 from semel.spark.ledger import Entry
 from semel.spark.progress import BatchProgress, log_event, log_progress
 from semel.spark.replays import Written
 from semel.spark.short_rows import collect_mapped
-from semel.spark.spool import batch_folder, open_spooled
+from semel.spark.spool import batch_folder
 
 _LOCAL_MASTER: Final = re.compile(r"local(\[.*\])?")
 _MANY_ROWS: Final = 5_000_000
@@ -89,28 +95,6 @@ class Owner:
     key: str
     """In the ledger: the pipeline's name, or name/job_id."""
     epoch: int
-
-
-@dataclass(slots=True)
-class StagedRows:
-    """The rows of one output, wherever its tasks have left them."""
-
-    output: TableOutput
-    schema: pa.Schema
-    tables: dict[str, int]
-    """Staging tables, with how many rows each must have."""
-    few: Iterable[Any]
-    """Parts that the driver itself loads."""
-    rows: int
-    bytes: int
-    refused: Sequence[RefusedRow]
-    """Rows that were not staged, since no database would take them."""
-    is_running: bool = False
-    """Whether the job has not ended yet, so that only `few` is known: it waits for the rest."""
-
-    def end(self, all_of_it: StagedRows) -> None:
-        self.tables, self.rows, self.bytes = all_of_it.tables, all_of_it.rows, all_of_it.bytes
-        self.refused, self.is_running = all_of_it.refused, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,22 +232,22 @@ class OneMerge:
         stage = StageRows(terms)
         if output.target.is_staged_by_tasks or spool is not None:
             parts = collect_mapped(output.df, stage, PART_DDL, name=f"{owner.pipeline}/{output.name}")
-            return _collected(output, schema, parts)
+            return collected(output, schema, parts)
         # Many rows of a cluster for a database that only the driver can write to: one task's rows at a time.
         return self._stage_here(output, schema, output.df.mapInArrow(stage, PART_DDL).toLocalIterator())
 
     def _stage_here(self, output: TableOutput, schema: pa.Schema, parts: Iterable[Any]) -> StagedRows:
-        counted = _CountedParts(parts)
-        source = self.owner.database.stage_batches(schema, _batches(counted, schema), _temporary(output))
+        counted = CountedParts(parts)
+        source = self.owner.database.stage_batches(schema, batches_of(counted, schema), temporary_name(output))
         return StagedRows(output, schema, {source: counted.rows}, [], counted.rows, counted.bytes, counted.refused)
 
     def _are_whole(self, staged: Sequence[StagedRows]) -> bool:
         """Whether staging tables are as they were left: a crash of the server empties them."""
         database = self.owner.database
         for name, rows in (pair for one in staged for pair in one.tables.items()):
-            if _is_temporary(name) or database.columns(name) is None:
+            if is_temporary(name) or database.columns(name) is None:
                 return False
-            if int(database.scalar(f"SELECT count(*) FROM {_source(name)}")) != rows:
+            if int(database.scalar(f"SELECT count(*) FROM {source_of(name)}")) != rows:
                 return False
         return True
 
@@ -349,7 +333,7 @@ class OneMerge:
         can_merge_more = writer.options.rule.is_plain_append  # an upsert could not see a key that is in both twice
         if staged.tables and not can_merge_more:
             return None
-        loaded = writer.load(database, staged.schema, _batches(staged.few, staged.schema))
+        loaded = writer.load(database, staged.schema, batches_of(staged.few, staged.schema))
         if (loaded is None and staged.is_running) or (staged.tables and not can_merge_more):
             raise HeadStartLost("the table does not take rows as they are")
         missing = staged.rows - sum(staged.tables.values())
@@ -358,7 +342,7 @@ class OneMerge:
         if loaded.rows != missing:
             raise DatabaseError(f"{missing} rows were to be loaded, and {loaded.rows} were read. Nothing was written.")
         if staged.tables:
-            sources = [_source(name) for name in staged.tables]
+            sources = [source_of(name) for name in staged.tables]
             writer.merge(database, sources, staged.rows - missing, is_ordered=False)
         return WriteCounts(staged.rows, staged.rows)
 
@@ -381,9 +365,9 @@ class OneMerge:
         return f"batch {batch}" if job is None else f"job {job}"
 
     def _sources(self, staged: StagedRows) -> list[str]:
-        sources = [_source(name) for name in staged.tables]
+        sources = [source_of(name) for name in staged.tables]
         if staged.few:
-            rows = pa.RecordBatchReader.from_batches(staged.schema, _batches(staged.few, staged.schema))
+            rows = pa.RecordBatchReader.from_batches(staged.schema, batches_of(staged.few, staged.schema))
             sources.append(self.owner.database.stage(rows))
         return sources
 
@@ -443,60 +427,6 @@ def _raise_with_row(row: dict[str, Any], error: ValueDoesNotFit) -> None:
             sqlstate=error.sqlstate,
         )
     )
-
-
-class _CountedParts:
-    """Parts as they come from the tasks; raises a task's error."""
-
-    def __init__(self, parts: Iterable[Any]) -> None:
-        self._parts = parts
-        self.rows = 0
-        self.bytes = 0
-        self.refused: list[RefusedRow] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        for part in self._parts:
-            if part.error is not None:
-                raise unpack_error(part.error)
-            if part.refused is not None:
-                self.refused += pickle.loads(bytes(part.refused))
-                continue
-            self.rows += part.rows
-            self.bytes += part.bytes
-            yield part
-
-
-def _collected(output: TableOutput, schema: pa.Schema, parts: Sequence[Any]) -> StagedRows:
-    counted = _CountedParts(parts)
-    few = [part for part in counted if part.staged is None]
-    tables = {part.staged: part.rows for part in parts if part.staged is not None}
-    return StagedRows(output, schema, tables, few, counted.rows, counted.bytes, counted.refused)
-
-
-def _batches(parts: Iterable[Any], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for part in parts:
-        data = part.data if part.file is None else _read(part)
-        yield pa.ipc.read_record_batch(pa.py_buffer(data), schema)
-
-
-def _read(part: Any) -> bytes:
-    """Read and not mapped, so that the driver holds one part at a time."""
-    with open_spooled(part.file) as file:
-        file.seek(part.at)
-        return file.read(part.bytes)
-
-
-def _temporary(output: TableOutput) -> str:
-    return f"semel_staged {output.name}"
-
-
-def _is_temporary(name: str) -> bool:
-    """Whether it is the quoted name of a table that only one connection has, which may be gone."""
-    return name.startswith("temp.")
-
-
-def _source(name: str) -> str:
-    return name if _is_temporary(name) else quote(name)
 
 
 def _is_staging_lost(error: DatabaseError) -> bool:
