@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _ROWS: Final = 4_096
 _ROW_BYTES: Final = 64 * 1024
 """Together no more than 256 MB, which is what Spark 4.0 to 4.2 allow a batch."""
-_MARK: Final = "semel: a row is too long to be handed over without a look at its size"
+_MARK: Final = "semel: a row is longer than 64 kB, so this job runs again in smaller portions; nothing is wrong"
 _LENGTHS: Final = frozenset({"string", "binary"})
 _FIXED: Final = frozenset(
     {"boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "date", "timestamp", "timestamp_ntz"}
