@@ -29,7 +29,8 @@ from semel.bridges.positions import Result
 from semel.bridges.postgres import PostgresDatabase
 from semel.bridges.spark_job import write_batch_into
 from semel.bridges.spark_leftovers import mark_running
-from semel.bridges.spark_once import OneMerge, StagedRows
+from semel.bridges.spark_once import OneMerge
+from semel.bridges.spark_parts import StagedRows
 from semel.bridges.spark_sink import DatabaseSink
 from semel.bridges.targets import DatabaseTarget
 from semel.errors import (
@@ -359,29 +360,49 @@ def test_a_server_that_crashes_between_staging_and_merging_only_costs_a_second_s
     postgres: Postgres, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F3: an immediate shutdown empties staging tables, which is seen before anything is merged."""
+    target, frame = target_for(postgres.uri, "statement"), frames(1)[0]
+    prepare(target, "statement")
+    crash_before_merge(postgres, monkeypatch, has_tables=True)
+    sink = sink_for(target)
+    stream.run(sink, [frame])
+    assert contents(target, "statement") == expected("statement", 1, ROWS)
+    assert frame.runs == 2
+    assert sink.recent[-1].attempts > 1
+
+
+def test_a_server_that_crashes_before_rows_are_loaded_from_files_costs_no_second_run(
+    postgres: Postgres, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F3: files of an append are still there, so the user's plan need not run again."""
     target, frame = target_for(postgres.uri, "append"), frames(1)[0]
-    merge, crashes = OneMerge._merge, iter([True])
-
-    def crash_first(self: OneMerge, staged: list[StagedRows]) -> Any:
-        if next(crashes, False):
-            assert any(one.tables for one in staged)
-            postgres.stop_at_once()
-            postgres.start()
-        return merge(self, staged)
-
-    monkeypatch.setattr(OneMerge, "_merge", crash_first)
+    crash_before_merge(postgres, monkeypatch, has_tables=False)
     sink = sink_for(target)
     stream.run(sink, [frame])
     assert contents(target, "append") == expected("append", 1, ROWS)
-    assert frame.runs == 2
+    assert frame.runs == 1
     assert sink.recent[-1].attempts > 1
+
+
+def crash_before_merge(postgres: Postgres, monkeypatch: pytest.MonkeyPatch, *, has_tables: bool) -> None:
+    """Let the server crash once, when rows are staged and not merged."""
+    merge, crashes = OneMerge._merge, iter([True])
+
+    def crash_first(self: OneMerge, staged: list[StagedRows], **options: Any) -> Any:
+        if next(crashes, False):
+            assert any(one.tables for one in staged) == has_tables
+            postgres.stop_at_once()
+            postgres.start()
+        return merge(self, staged, **options)
+
+    monkeypatch.setattr(OneMerge, "_merge", crash_first)
 
 
 def test_a_server_that_crashes_after_a_load_has_failed_can_start_again(
     postgres: Postgres, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F3: Postgres cannot recover if a transaction that made an unlogged table was rolled back just before."""
-    target, calls = target_for(postgres.uri, "append"), iter(range(100))
+    target, calls = target_for(postgres.uri, "statement"), iter(range(100))
+    prepare(target, "statement")
     original = table_writer.prepare
 
     def fail_in_the_middle(*args: Any, **options: Any) -> pa.Table:
@@ -397,7 +418,7 @@ def test_a_server_that_crashes_after_a_load_has_failed_can_start_again(
     postgres.stop_at_once()
     postgres.start()
     stream.run(sink_for(target), frames(1))
-    assert contents(target, "append") == expected("append", 1, ROWS)
+    assert contents(target, "statement") == expected("statement", 1, ROWS)
     assert query(postgres, "SELECT count(*) FROM semel_staging") == [(0,)]
 
 
@@ -518,7 +539,7 @@ def test_a_job_drops_the_staging_of_other_jobs_of_its_pipeline_unless_they_are_r
     query(postgres, "CREATE TABLE out (id bigint, key bigint, version bigint, amount bigint, pad text)")
     query(postgres, "ALTER TABLE out ADD CONSTRAINT none CHECK (id < 0)")
     target = semel.Postgres(postgres.uri, table="out")
-    frame: Any = Frame(parts_of(0, 20_000))
+    frame: Any = Frame(parts_of(0, 20_000), master="spark://of-a-cluster:7077")
     with pytest.raises(ValueDoesNotFit):
         write_batch_into(target, frame, name=NAME, job_id="failed")
     assert query(postgres, "SELECT DISTINCT owner FROM semel_staging") == [(f"{NAME}/failed",)]

@@ -108,7 +108,7 @@ class Database(SqlPositions, ABC):
         """Roll back what is open and close the connection. It opens again when it is used."""
 
     @abstractmethod
-    def stage(self, table: pa.Table) -> str:
+    def stage(self, table: pa.Table | pa.RecordBatchReader) -> str:
         """Load rows into a temporary table within the present transaction, and return its quoted name."""
 
     @abstractmethod
@@ -256,8 +256,16 @@ class Database(SqlPositions, ABC):
         """Load rows into a temporary table of this name, outside of a transaction; returns its quoted name."""
         raise NotImplementedError(f"{self.kind} stages rows within its transaction.")
 
-    def load_into(self, table: str, rows: pa.Table) -> bool:
+    def can_load_into(self, table: str) -> bool:
+        """Whether `load_into` can be of use here."""
+        return False
+
+    def load_into(self, table: str, rows: pa.Table | pa.RecordBatchReader) -> bool:
         """Insert rows straight into a table whose types are theirs, without staging; false where that cannot be."""
+        return False
+
+    def is_empty(self, table: str) -> bool:
+        """Whether a table has never had rows, or has been truncated since; false where that is not known at once."""
         return False
 
     def keep_columns(self, table: str) -> None:

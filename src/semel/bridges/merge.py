@@ -82,6 +82,16 @@ class Rule:
             raise ConfigError('statement= replaces the write of mode="append" or "dedup": use one of these.')
 
     @property
+    def is_plain_append(self) -> bool:
+        """Whether rows are inserted as they are."""
+        return self.mode == "append" and self.statement is None
+
+    @property
+    def is_plain_upsert(self) -> bool:
+        """Whether rows are inserted as they are while none of their keys is in the table, and none comes twice."""
+        return self.mode == "upsert" and self.version is None and self.delete is None
+
+    @property
     def extra_columns(self) -> set[str]:
         """The columns of the rows that are not columns of the table."""
         return {self.delete} if self.delete is not None else set()

@@ -194,7 +194,7 @@ class PostgresDatabase(Database):
             cursor.execute(statement)
             return cursor.fetch_arrow_table()
 
-    def stage(self, table: pa.Table) -> str:
+    def stage(self, table: pa.Table | pa.RecordBatchReader) -> str:
         if self._staged_schema is None or not table.schema.equals(self._staged_schema):
             self._staged_schema = None  # it is made in this transaction, which may be rolled back
             self._execute(f"DROP TABLE IF EXISTS pg_temp.{_STAGED}")
@@ -297,16 +297,29 @@ class PostgresDatabase(Database):
                 pid,
             )
 
-    def load_into(self, table: str, rows: pa.Table) -> bool:
-        # Asked each time, as the table may be gone. COPY knows neither rewrite rules nor row-level security.
-        found = self._execute(
+    def load_into(self, table: str, rows: pa.Table | pa.RecordBatchReader) -> bool:
+        found = self._loadable(table)  # asked each time, as the table may be gone
+        for schema, name in found:
+            self.copy(rows, name, db_schema_name=schema)
+        return bool(found)
+
+    def can_load_into(self, table: str) -> bool:
+        return bool(self._loadable(table))
+
+    def _loadable(self, table: str) -> list[tuple[str, str]]:
+        """Its schema and name, if COPY does there what INSERT does. It knows neither rules nor row-level security."""
+        return self._execute(
             "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
             "WHERE c.oid = to_regclass($1) AND c.relkind IN ('r', 'p') AND NOT c.relhasrules "
             "AND NOT row_security_active(c.oid)",
             quote_table(table),
         ).rows
-        for schema, name in found:
-            self.copy(rows, name, db_schema_name=schema)
+
+    def is_empty(self, table: str) -> bool:
+        found = self.scalar(
+            "SELECT pg_relation_size(oid) = 0 FROM pg_class WHERE oid = to_regclass($1) AND relkind = 'r'",
+            quote_table(table),
+        )
         return bool(found)
 
     def begin_join(self, table: str, columns: Sequence[str]) -> bool:

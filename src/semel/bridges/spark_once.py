@@ -8,10 +8,10 @@ trace but staging tables, which are used again if they are whole.
 from __future__ import annotations
 
 import logging
-import pickle
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -19,28 +19,38 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from semel.bridges.database import Database
-from semel.bridges.dead_letter_table import DeadLetterTable, RefusedRow
-from semel.bridges.merge import quote
+from semel.bridges.dead_letter_table import DeadLetterTable
 from semel.bridges.retries import Retries
+from semel.bridges.spark_head_start import HeadStartLost, RunningJob, has_been_slow, note_slow
 from semel.bridges.spark_ledger import DatabaseLedger, Standing
 from semel.bridges.spark_leftovers import drop_merged
 from semel.bridges.spark_misfits import MisfitSearch
+from semel.bridges.spark_parts import (
+    CountedParts,
+    StagedRows,
+    batches_of,
+    collected,
+    is_temporary,
+    source_of,
+    temporary_name,
+)
 from semel.bridges.spark_row_checks import of_batch, refused_row, short_json
 from semel.bridges.spark_staging import PART_DDL, StageRows, StagingTerms
 from semel.bridges.spark_tables import TableOutput
 from semel.bridges.table_writer import WriteCounts
 from semel.errors import DatabaseError, ValueDoesNotFit
-from semel.spark.blobs import unpack_error
 from semel.spark.failpoints import reach
 from semel.spark.ledger import Entry
 from semel.spark.progress import BatchProgress, log_event, log_progress
 from semel.spark.replays import Written
+from semel.spark.short_rows import collect_mapped
 from semel.spark.spool import batch_folder
 
 _LOCAL_MASTER: Final = re.compile(r"local(\[.*\])?")
 _MANY_ROWS: Final = 5_000_000
 _LONG_MERGE_S: Final = 60.0
 _NO_SUCH_TABLE: Final = "42P01"
+_STATEMENT_TIMEOUT: Final = "57014"
 
 Result = TypeVar("Result")
 
@@ -88,22 +98,6 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class StagedRows:
-    """The rows of one output, wherever its tasks have left them."""
-
-    output: TableOutput
-    schema: pa.Schema
-    tables: dict[str, int]
-    """Staging tables, with how many rows each must have."""
-    few: Sequence[Any]
-    """Parts that the driver itself loads."""
-    rows: int
-    bytes: int
-    refused: Sequence[RefusedRow]
-    """Rows that were not staged, since no database would take them."""
-
-
-@dataclass(frozen=True, slots=True)
 class OneMerge:
     """One micro-batch or job, to be written in a single transaction."""
 
@@ -119,6 +113,7 @@ class OneMerge:
         """Stage, merge and commit; again after a lost connection or a conflict."""
         retries = self.retries.begin()
         started, attempt = time.monotonic(), 0
+        may_load, done = True, None
         staged: list[StagedRows] = []
         with self._spool() as spool:
             while True:
@@ -127,11 +122,15 @@ class OneMerge:
                     if not staged or (attempt > 1 and not self._are_whole(staged)):
                         if attempt > 1:
                             self._drop_loaded()  # a disk that is full must not fill up with what failed
-                        staged = [self._stage(output, spool) for output in self.outputs]
+                        staged, ahead = self._stage_all(spool, may_start=attempt == 1)
                         reach("after_stage", self.owner.pipeline)
-                    done = self._merge(staged)
+                        done = None if ahead is None else ahead.result()
+                    done = done or self._merge(staged, may_load=may_load)
                     break
                 except ValueDoesNotFit as error:
+                    if may_load and any(one.output.writer.may_load and one.few for one in staged):
+                        may_load = False  # staged, the rows that do not fit are found
+                        continue
                     raise self._explain(staged, error) from error
                 except DatabaseError as error:
                     if _is_staging_lost(error):
@@ -151,16 +150,72 @@ class OneMerge:
 
     def _spool(self) -> AbstractContextManager[str | None]:
         """A folder for rows that the driver stages, if tasks and driver share a machine."""
-        conf: Any = self.outputs[0].df.sparkSession.conf
-        is_local = _LOCAL_MASTER.fullmatch(conf.get("spark.master", ""))
-        if not is_local or self.outputs[0].target.is_staged_by_tasks:
+        spark: Any = self.outputs[0].df.sparkSession
+        is_local = _LOCAL_MASTER.fullmatch(spark.conf.get("spark.master", ""))
+        can_load = self.outputs[0].target.is_staged_by_tasks
+        # Through Spark Connect, "local" is the machine of the server.
+        if not is_local or (can_load and type(spark).__module__.startswith("pyspark.sql.connect")):
             return nullcontext()
-        return batch_folder(conf.get("spark.local.dir", "").split(",")[0] or None)
+        rules = [one.target.options.rule for one in self.outputs]
+        if can_load and not any(rule.is_plain_append or rule.is_plain_upsert for rule in rules):
+            return nullcontext()
+        return batch_folder(spark.conf.get("spark.local.dir", "").split(",")[0] or None)
 
-    def _stage(self, output: TableOutput, spool: str | None) -> StagedRows:
+    def _stage_all(
+        self, spool: str | None, *, may_start: bool
+    ) -> tuple[list[StagedRows], Future[BatchProgress | None] | None]:
+        """The rows of all outputs, and what became of a head start if there was one."""
+        job = self._running_job(spool) if may_start and spool is not None else None
+        if job is None:
+            return [self._stage(output, spool) for output in self.outputs], None
+        staged: list[StagedRows] = []
+        [output] = self.outputs
+        with job, ThreadPoolExecutor(1) as threads:
+            ahead = threads.submit(self._load_running, output, job)
+            try:
+                staged.append(self._stage(output, spool, job.address))
+            finally:
+                job.end(staged[0] if staged else None)
+        return staged, ahead
+
+    def _running_job(self, spool: str) -> RunningJob | None:
+        """For a head start, if this batch can have one: a connection loads into one table at a time."""
+        output = self.outputs[0]
+        if len(self.outputs) > 1 or not output.target.is_staged_by_tasks or has_been_slow(self.owner.pipeline):
+            return None
+        output.check(self.owner.database)
+        return RunningJob.listening(spool, self.owner.pipeline) if self._can_load(output) else None
+
+    def _can_load(self, output: TableOutput) -> bool:
+        return output.writer.can_load(self.owner.database)
+
+    def _load_running(self, output: TableOutput, job: RunningJob) -> BatchProgress | None:
+        """The transaction of a job that is running. None if it must be begun again when the job has ended."""
+        if not job.has_begun():
+            return None
+        rows = StagedRows(output, output.staged_schema(), {}, [], 0, 0, [], is_running=True)
+
+        def parts() -> Iterator[Any]:
+            yield from job
+            rows.end(job.staged)
+
+        rows.few = parts()
+        try:
+            return self._merge([rows])
+        except HeadStartLost as lost:
+            log_event("rows are loaded after the job", logging.DEBUG, pipeline=self.owner.pipeline, reason=str(lost))
+            return None
+        except DatabaseError as error:
+            if error.sqlstate == _STATEMENT_TIMEOUT:
+                note_slow(self.owner.pipeline)  # the COPY lasted for as long as the job
+            raise
+
+    def _stage(self, output: TableOutput, spool: str | None, announce: str | None = None) -> StagedRows:
         """Run the user's plan once; its rows are in the database then, or the driver has them."""
         output.check(self.owner.database)
         schema, owner = output.staged_schema(), self.owner
+        if spool is not None and output.target.is_staged_by_tasks and not self._can_load(output):
+            spool = None
         terms = StagingTerms(
             output.target,
             output.target.options.rule,
@@ -171,33 +226,36 @@ class OneMerge:
             owner.epoch,
             -1 if self.progress.batch_id is None else self.progress.batch_id,
             spool,
+            announce,
             output.dead_letters(owner.pipeline),
         )
-        parts = output.df.mapInArrow(StageRows(terms), PART_DDL)
+        stage = StageRows(terms)
         if output.target.is_staged_by_tasks or spool is not None:
-            return _collected(output, schema, parts.collect())
+            parts = collect_mapped(output.df, stage, PART_DDL, name=f"{owner.pipeline}/{output.name}")
+            return collected(output, schema, parts)
         # Many rows of a cluster for a database that only the driver can write to: one task's rows at a time.
-        return self._stage_here(output, schema, parts.toLocalIterator())
+        return self._stage_here(output, schema, output.df.mapInArrow(stage, PART_DDL).toLocalIterator())
 
     def _stage_here(self, output: TableOutput, schema: pa.Schema, parts: Iterable[Any]) -> StagedRows:
-        counted = _CountedParts(parts)
-        source = self.owner.database.stage_batches(schema, _batches(counted, schema), _temporary(output))
+        counted = CountedParts(parts)
+        source = self.owner.database.stage_batches(schema, batches_of(counted, schema), temporary_name(output))
         return StagedRows(output, schema, {source: counted.rows}, [], counted.rows, counted.bytes, counted.refused)
 
     def _are_whole(self, staged: Sequence[StagedRows]) -> bool:
         """Whether staging tables are as they were left: a crash of the server empties them."""
         database = self.owner.database
         for name, rows in (pair for one in staged for pair in one.tables.items()):
-            if _is_temporary(name) or database.columns(name) is None:
+            if is_temporary(name) or database.columns(name) is None:
                 return False
-            if int(database.scalar(f"SELECT count(*) FROM {_source(name)}")) != rows:
+            if int(database.scalar(f"SELECT count(*) FROM {source_of(name)}")) != rows:
                 return False
         return True
 
     # -- stage 2 -----------------------------------------------------------------------------------------------------
 
-    def _merge(self, staged: Sequence[StagedRows]) -> BatchProgress:
-        """One transaction, from its beginning to its end."""
+    def _merge(self, staged: Sequence[StagedRows], *, may_load: bool = True) -> BatchProgress:
+        """One transaction, from its beginning to its end. With `may_load`, rows go straight into tables that take them
+        as they are."""
         database, ledger, pipeline = self.owner.database, self.owner.ledger, self.owner.pipeline
         staged = [self._load_ahead(one) for one in staged]
         opened = time.monotonic()
@@ -210,11 +268,13 @@ class OneMerge:
             reach("after_lock", pipeline)
             missing = [one for one in staged if not written.has(one.output.name)]
             for one in missing:
-                counted, refused = self._merge_output(one)
+                counted, refused = self._merge_output(one, may_load=may_load)
                 counts.append(counted)
                 dead_letters += refused
             reach("after_merge", pipeline)
             merged = time.monotonic()
+            if any(one.is_running for one in staged):
+                raise HeadStartLost("it was not waited for")
             if missing:
                 ledger.write(self._entry(standing, written, missing, sum(one.rows for one in counts)))
             reach("before_commit", pipeline)
@@ -249,16 +309,42 @@ class OneMerge:
             return staged
         return replace(self._stage_here(staged.output, staged.schema, staged.few), refused=staged.refused)
 
-    def _merge_output(self, staged: StagedRows) -> tuple[WriteCounts, int]:
+    def _merge_output(self, staged: StagedRows, *, may_load: bool) -> tuple[WriteCounts, int]:
         """What was written, and how many rows went to the dead-letter table."""
         database, output = self.owner.database, staged.output
         output.check(database)
         letters = output.dead_letters(self.owner.pipeline)
+        if may_load and staged.few and output.target.is_staged_by_tasks:
+            counts = self._load(staged)
+            if counts is not None:
+                if letters is not None:
+                    letters.check_count(staged.refused)
+                    letters.write(database, of_batch(staged.refused, self._batch_name()))
+                return counts, len(staged.refused)
         if letters is not None:
             return self._merge_and_put_aside(staged, letters)
         if staged.rows == 0:
             return WriteCounts(), 0
         return output.writer.merge(database, self._sources(staged), staged.rows, is_ordered=False), 0
+
+    def _load(self, staged: StagedRows) -> WriteCounts | None:
+        """Straight into the user's table what the driver has, and then what tasks have staged. None if it cannot be."""
+        database, writer = self.owner.database, staged.output.writer
+        can_merge_more = writer.options.rule.is_plain_append  # an upsert could not see a key that is in both twice
+        if staged.tables and not can_merge_more:
+            return None
+        loaded = writer.load(database, staged.schema, batches_of(staged.few, staged.schema))
+        if (loaded is None and staged.is_running) or (staged.tables and not can_merge_more):
+            raise HeadStartLost("the table does not take rows as they are")
+        missing = staged.rows - sum(staged.tables.values())
+        if loaded is None:
+            return None
+        if loaded.rows != missing:
+            raise DatabaseError(f"{missing} rows were to be loaded, and {loaded.rows} were read. Nothing was written.")
+        if staged.tables:
+            sources = [source_of(name) for name in staged.tables]
+            writer.merge(database, sources, staged.rows - missing, is_ordered=False)
+        return WriteCounts(staged.rows, staged.rows)
 
     def _merge_and_put_aside(self, staged: StagedRows, letters: DeadLetterTable) -> tuple[WriteCounts, int]:
         database, refused, counts = self.owner.database, list(staged.refused), WriteCounts()
@@ -279,9 +365,10 @@ class OneMerge:
         return f"batch {batch}" if job is None else f"job {job}"
 
     def _sources(self, staged: StagedRows) -> list[str]:
-        sources = [_source(name) for name in staged.tables]
+        sources = [source_of(name) for name in staged.tables]
         if staged.few:
-            sources.append(self.owner.database.stage(pa.Table.from_batches(_batches(staged.few, staged.schema))))
+            rows = pa.RecordBatchReader.from_batches(staged.schema, batches_of(staged.few, staged.schema))
+            sources.append(self.owner.database.stage(rows))
         return sources
 
     def _explain(self, staged: Sequence[StagedRows], error: ValueDoesNotFit) -> ValueDoesNotFit:
@@ -340,60 +427,6 @@ def _raise_with_row(row: dict[str, Any], error: ValueDoesNotFit) -> None:
             sqlstate=error.sqlstate,
         )
     )
-
-
-class _CountedParts:
-    """Parts as they come from the tasks; raises a task's error."""
-
-    def __init__(self, parts: Iterable[Any]) -> None:
-        self._parts = parts
-        self.rows = 0
-        self.bytes = 0
-        self.refused: list[RefusedRow] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        for part in self._parts:
-            if part.error is not None:
-                raise unpack_error(part.error)
-            if part.refused is not None:
-                self.refused += pickle.loads(bytes(part.refused))
-                continue
-            self.rows += part.rows
-            self.bytes += part.bytes
-            yield part
-
-
-def _collected(output: TableOutput, schema: pa.Schema, parts: Sequence[Any]) -> StagedRows:
-    counted = _CountedParts(parts)
-    few = [part for part in counted if part.staged is None]
-    tables = {part.staged: part.rows for part in parts if part.staged is not None}
-    return StagedRows(output, schema, tables, few, counted.rows, counted.bytes, counted.refused)
-
-
-def _batches(parts: Iterable[Any], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for part in parts:
-        data = part.data if part.file is None else _read(part)
-        yield pa.ipc.read_record_batch(pa.py_buffer(data), schema)
-
-
-def _read(part: Any) -> bytes:
-    """Read and not mapped, so that the driver holds one part at a time."""
-    with open(part.file, "rb") as file:
-        file.seek(part.at)
-        return file.read(part.bytes)
-
-
-def _temporary(output: TableOutput) -> str:
-    return f"semel_staged {output.name}"
-
-
-def _is_temporary(name: str) -> bool:
-    """Whether it is the quoted name of a table that only one connection has, which may be gone."""
-    return name.startswith("temp.")
-
-
-def _source(name: str) -> str:
-    return name if _is_temporary(name) else quote(name)
 
 
 def _is_staging_lost(error: DatabaseError) -> bool:

@@ -20,6 +20,7 @@ from semel.bridges.database import STAGING
 from semel.bridges.dead_letter_table import DeadLetterTable, RefusedRow
 from semel.bridges.merge import Rule, quote
 from semel.bridges.postgres import PostgresDatabase
+from semel.bridges.spark_head_start import Announcer
 from semel.bridges.spark_row_checks import find_misfits, misfit, put_aside
 from semel.bridges.table_writer import prepare
 from semel.errors import DatabaseError, SemelError
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 INLINE_BYTES: Final = 128 * 1024
 """Up to here a task hands its rows to the driver: a connection and a table would cost more."""
+
+SPOOL_BYTES: Final = 256 * 1024 * 1024
+"""What a task leaves in a file at most, if it can load the rest by itself. Disks for temporary files may be small."""
 
 PART_SCHEMA: Final = pa.schema(
     [
@@ -69,6 +73,8 @@ class StagingTerms:
     batch: int
     spool: str | None = None
     """A folder that the driver can read."""
+    announce: str | None = None
+    """Where the driver wants to hear of what is in there at once."""
     letters: DeadLetterTable | None = None
     """None if a row that does not fit is an error."""
 
@@ -133,10 +139,10 @@ class StageRows:
             if first:
                 [whole] = pa.Table.from_batches(first).combine_chunks().to_batches()
                 yield _inline(whole)
-        elif self.terms.target.is_staged_by_tasks:
-            yield self._load(everything)
         elif self.terms.spool is not None:
             yield from self._spooled(everything, self.terms.spool)
+        elif self.terms.target.is_staged_by_tasks:
+            yield self._load(everything)
         else:
             yield from map(_inline, everything)
 
@@ -170,13 +176,24 @@ class StageRows:
         database.execute(f"CREATE UNLOGGED TABLE {quote(name)} ({database.column_list(terms.schema)})")
 
     def _spooled(self, batches: Iterator[pa.RecordBatch], folder: str) -> Iterator[dict[str, Any]]:
+        can_load, spooled = self.terms.target.is_staged_by_tasks, 0
         parts: list[dict[str, Any]] = []
-        with SpoolFile(folder, secrets.token_hex(12)) as file:
+        with SpoolFile(folder, secrets.token_hex(12)) as file, Announcer(self.terms.announce) as announcer:
             for batch in batches:
+                if not parts:
+                    reach("before_load", self.terms.pipeline)
                 data = memoryview(batch.serialize())
                 part = {"rows": batch.num_rows, "bytes": data.nbytes, "file": file.path, "at": file.append(data)}
                 parts.append(part)
+                announcer.tell(part)
+                spooled += data.nbytes
+                if can_load and spooled >= SPOOL_BYTES:
+                    break
+        reach("after_load", self.terms.pipeline)
         yield from parts
+        rest = next(batches, None) if can_load else None
+        if rest is not None:
+            yield self._load(chain([rest], batches))
 
 
 class _Counted:

@@ -140,8 +140,9 @@ class SqliteDatabase(Database):
         with _translated(self.path):
             return _run(connection, statement, values)
 
-    def stage(self, table: pa.Table) -> str:
-        return self._stage(table.schema, table.to_batches(max_chunksize=_ROWS_AT_ONCE), _STAGED)
+    def stage(self, table: pa.Table | pa.RecordBatchReader) -> str:
+        batches = table.to_batches(max_chunksize=_ROWS_AT_ONCE) if isinstance(table, pa.Table) else table
+        return self._stage(table.schema, batches, _STAGED)
 
     def stage_batches(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], name: str) -> str:
         self._execute("BEGIN")  # takes no lock on the file, as only a temporary table is written

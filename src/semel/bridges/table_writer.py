@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -381,9 +381,38 @@ class TableWriter:
         reach("after_merge")
         return counts
 
+    @property
+    def may_load(self) -> bool:
+        """Whether rows can ever go straight into the table: no conversion has to look at them, and no rule but that of
+        a first upsert, where the key's unique index sees whether it is one."""
+        is_plain = self._rule.is_plain_append or self._rule.is_plain_upsert
+        return is_plain and self._plan is not None and not self._plan.casts
+
+    def can_load(self, database: Database) -> bool:
+        """Whether they are likely to go straight into the table now."""
+        table = self._rule.table
+        is_new = self._rule.is_plain_append or (self.may_load and database.is_empty(table))
+        return self.may_load and is_new and database.can_load_into(table)
+
+    def load(self, database: Database, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> WriteCounts | None:
+        """Rows as they are staged, straight into the table. None if it does not take them so; then none was read."""
+        plan = self._checked_again(database)
+        if not self.can_load(database):
+            return None
+        loaded = _Loaded(batches, plan)
+        rows = pa.RecordBatchReader.from_batches(pa.schema([schema.field(name) for name in plan.columns]), loaded)
+        try:
+            if not database.load_into(self._rule.table, rows):
+                return None
+        except (DatabaseError, ValueDoesNotFit) as error:
+            if loaded.failure is not None:
+                raise loaded.failure from None  # the driver knows only that its input ended
+            raise self._explain(error) if isinstance(error, ValueDoesNotFit) else error from error
+        return WriteCounts(loaded.rows, loaded.rows)
+
     def _load(self, database: Database, plan: _Plan, table: pa.Table) -> bool:
         """Rows that need no rule go straight into the table, which is half the work."""
-        if self._rule.mode != "append" or self._rule.statement is not None or plan.casts:
+        if not self._rule.is_plain_append or plan.casts:
             return False
         rows = normalise(table.select(plan.columns))
         if any(has_longer_text(rows.column(name), plan.table[name].base_type) for name in plan.changed):
@@ -412,6 +441,10 @@ class TableWriter:
         self, database: Database, sources: Sequence[str], rows: int, *, is_ordered: bool = True
     ) -> WriteCounts:
         """`merge` for some of the rows of a transaction. `finish` comes after the last of them."""
+        return self._merge(database, self._checked_again(database), sources, rows, is_ordered=is_ordered)
+
+    def _checked_again(self, database: Database) -> _Plan:
+        """The plan for rows that are staged already."""
         if self._plan is None:
             raise InvalidState("The table was not checked: call check() first.")
         staged_columns = self._plan.columns
@@ -422,7 +455,7 @@ class TableWriter:
                 "the batch is staged again.",
                 is_transient=True,
             )
-        return self._merge(database, plan, sources, rows, is_ordered=is_ordered)
+        return plan
 
     def compares_as_staged(self, name: str) -> bool:
         """Whether the table compares values of a column just as the staged ones compare."""
@@ -578,6 +611,29 @@ class TableWriter:
             column=error.column,
             sqlstate=error.sqlstate,
         )
+
+
+class _Loaded:
+    """Batches on their way into the table, with its columns alone. Keeps the error that ended them."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], plan: _Plan) -> None:
+        self._batches = batches
+        self._plan = plan
+        self.rows = 0
+        self.failure: Exception | None = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        plan = self._plan
+        try:
+            for batch in self._batches:
+                for name in plan.changed:
+                    if has_longer_text(pa.chunked_array([batch.column(name)]), plan.table[name].base_type):
+                        raise ValueDoesNotFit(f"column {name!r}: a text is too long for it.", column=name)
+                self.rows += batch.num_rows
+                yield batch.select(plan.columns)
+        except Exception as error:
+            self.failure = error
+            raise
 
 
 def _type_in(column: Column) -> str:

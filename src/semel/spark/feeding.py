@@ -20,9 +20,9 @@ from semel.spark.rows import EncodeInPlan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_ROWS_SETTING: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_BYTES_SETTING: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
-_NO_LIMIT: Final = "2147483647b"
+ROWS_SETTING: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+BYTES_SETTING: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+NO_LIMIT: Final = "2147483647b"
 _PLAIN_BYTES: Final = re.compile(r"(\d+)b?")
 _STEP: Final = re.compile(r"^[^\w\n]*(?:\*?\(\d+\) )?(\w*(?:Python|PySpark|Pandas|Arrow).*)", re.MULTILINE)
 """A step of a plan that goes through Python. Before it there are lines of the tree, and a number for generated code."""
@@ -37,14 +37,14 @@ def feeding(df: DataFrame, row_bytes: float | None, record_bytes_max: int) -> Ab
     """For a job that hands the rows of `df` to Python, of which an average length may be known."""
     spark: Any = df.sparkSession
     # Spark 3.5 has no such limit. Through Spark Connect a micro-batch does not know its query.
-    if not spark.conf.isModifiable(_BYTES_SETTING) or not hasattr(spark, "_jsparkSession"):
+    if not spark.conf.isModifiable(BYTES_SETTING) or not is_classic(spark):
         return nullcontext()
     # A default of one's own would hide Spark's.
-    limit, rows_max = spark.conf.get(_BYTES_SETTING), int(spark.conf.get(_ROWS_SETTING))
+    limit, rows_max = spark.conf.get(BYTES_SETTING), int(spark.conf.get(ROWS_SETTING))
     rows = rows_at_a_time(limit, rows_max, row_bytes, record_bytes_max)
     if rows is None or _has_others(df):
         return nullcontext()
-    return settings(spark, {_ROWS_SETTING: str(rows), _BYTES_SETTING: _NO_LIMIT})
+    return settings(spark, {ROWS_SETTING: str(rows), BYTES_SETTING: NO_LIMIT})
 
 
 def rows_at_a_time(limit: str, rows: int, row_bytes: float | None, record_bytes_max: int) -> int | None:
@@ -69,6 +69,24 @@ def rows_at_a_time(limit: str, rows: int, row_bytes: float | None, record_bytes_
         at_once = max(at_once, _MOST_BYTES)
     few = min(rows, at_once // record_bytes_max)
     return few if few >= _FEWEST_ROWS else None
+
+
+def is_classic(spark: Any) -> bool:
+    """Whether this process has the session itself, and not one of Spark Connect."""
+    return hasattr(spark, "_jsparkSession")
+
+
+def has_other_functions(df: DataFrame) -> bool:
+    """Whether the job that computes `df` hands rows to functions in Python: of a micro-batch, or of a plain query."""
+    anyhow: Any = df
+    try:
+        execution = anyhow._jdf.queryExecution()
+        if execution.logical().nodeName() == "LogicalRDD":
+            return _has_others(df)
+        return has_others(execution.executedPlan().treeString())
+    except Exception as error:
+        log_event("Spark's plan cannot be seen, so its Arrow limits stay", logging.DEBUG, error=str(error))
+        return True
 
 
 def _has_others(df: DataFrame) -> bool:
@@ -98,8 +116,8 @@ def has_others(plan: str) -> bool:
 
 def feeding_few(spark: Any, rows: int) -> AbstractContextManager[None]:
     """For a job that hands over so many rows at a time, or fewer where the user wants fewer."""
-    wanted = int(spark.conf.get(_ROWS_SETTING))
-    return settings(spark, {_ROWS_SETTING: str(min(rows, wanted) if wanted > 0 else rows)})
+    wanted = int(spark.conf.get(ROWS_SETTING))
+    return settings(spark, {ROWS_SETTING: str(min(rows, wanted) if wanted > 0 else rows)})
 
 
 @contextmanager

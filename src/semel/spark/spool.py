@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import BinaryIO, Final, Self
 
 from semel.errors import SemelError
 
@@ -181,6 +181,14 @@ class SpoolFile:
                 self._size += written
                 data = data[written:]
         return at
+
+
+def open_spooled(path: str) -> BinaryIO:
+    """A file that an attempt has written, or is writing."""
+    try:
+        return open(path + _UNDONE, "rb")
+    except FileNotFoundError:
+        return open(path, "rb")
 
 
 @contextmanager
