@@ -12,6 +12,8 @@ from semel.spark.driver_python import choose_when_spark_starts as _choose_when_s
 
 if TYPE_CHECKING:
     from semel.bridges import effects as effects
+    from semel.bridges.both.both import both, recover_both
+    from semel.bridges.both.table_sql import both_table_sql
     from semel.bridges.effects import Effects
     from semel.bridges.inbox import Inbox
     from semel.bridges.relay.relay import relay
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from semel.errors import (
         AuthenticationFailed,
         BrokerUnreachable,
+        CommitPending,
         CommitUnknown,
         ConfigError,
         ConnectionLost,
@@ -74,6 +77,7 @@ __all__ = [
     "BlobsChanged",
     "Broker",
     "BrokerUnreachable",
+    "CommitPending",
     "CommitUnknown",
     "ConfigError",
     "ConnectionLost",
@@ -118,8 +122,11 @@ __all__ = [
     "WireError",
     "WorkTooLong",
     "WriteFailed",
+    "both",
+    "both_table_sql",
     "committed_offsets",
     "outbox_table_sql",
+    "recover_both",
     "relay",
     "run",
     "write_batch",
@@ -151,9 +158,12 @@ _LOADED_ON_USE = {
     "SpoolFailed": "spark.spool",
     "TopicPartition": "client.partitions",
     "WriteFailed": "spark.once",
+    "both": "bridges.both.both",
+    "both_table_sql": "bridges.both.table_sql",
     "committed_offsets": "spark.committed",
     "effects": "bridges.effects",  # the module itself
     "outbox_table_sql": "bridges.relay.table_sql",
+    "recover_both": "bridges.both.both",
     "relay": "bridges.relay.relay",
     "run": "session.runner",
     "write_batch": "spark.batch",
