@@ -82,9 +82,8 @@ class Partition:
 class Kafka:
     """One coordinator, some partitions, and requests that arrive late."""
 
-    def __init__(self, protocol: int, rng: random.Random) -> None:
+    def __init__(self, protocol: int) -> None:
         self.protocol = protocol
-        self.rng = rng
         self.now_ms = 0
         self.coordinator = TransactionCoordinator(TransactionSettings(transaction_version=protocol))
         self.partitions = [Partition() for _ in range(PARTITIONS)]
@@ -532,7 +531,7 @@ class World:
 
     def __init__(self, seed: int, protocol: int) -> None:
         self.rng = random.Random(seed)
-        self.kafka = Kafka(protocol, self.rng)
+        self.kafka = Kafka(protocol)
         self.database = Database()
         self.is_quiet = False
         self.events: list[str] = []

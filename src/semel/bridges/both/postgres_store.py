@@ -32,10 +32,18 @@ class PostgresStore(Store):
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
+        # Kept, because a connection that is gone does not tell any more where it led to.
+        self._address: dict[str, str] = {}
+        self._dsn = ""
+        if not connection.closed:
+            info = connection.info
+            known = {**info.get_parameters(), "password": info.password}
+            self._address = {name: value for name, value in known.items() if value}
+            self._dsn = info.dsn
 
     @property
     def place(self) -> str:
-        return self._connection.info.dsn
+        return self._dsn
 
     def check(self) -> None:
         if self._connection.closed:
@@ -89,10 +97,7 @@ class PostgresStore(Store):
             reason.add_note(f"The rollback was not confirmed ({error}); the server rolls back by itself.")
 
     def reopen(self) -> Store:
-        info = self._connection.info
-        known = {**info.get_parameters(), "password": info.password}
-        given = {name: value for name, value in known.items() if value}
-        return PostgresStore(psycopg.connect("", connect_timeout=_LOCK_S, **given))  # type: ignore[arg-type]
+        return PostgresStore(psycopg.connect("", **{"connect_timeout": str(_LOCK_S), **self._address}))
 
     def close(self) -> None:
         self._connection.close()
