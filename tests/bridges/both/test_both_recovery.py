@@ -7,12 +7,12 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_both import Kafka, read_markers
-from simulated_both import Refused as CoreRefused
+from simulated_kafka import Kafka, read_markers
 
 from semel.bridges.both.decision import Decision, Place
 from semel.bridges.both.recovery import LAST_STEPS, EndAnswer, MarkerSeen, OwnerSeen, Seen, Step, decide_step
 from semel.client.ownership import Owner, ProducerIdentity
+from semel.core.refusal import Refused
 from semel.errors import Fenced
 
 EVENTS = st.lists(
@@ -62,7 +62,7 @@ def test_the_step_is_what_became_of_the_transaction_whatever_came_in_between(
 def try_end(kafka: Kafka, identity: ProducerIdentity) -> EndAnswer:
     try:
         kafka.end(identity, kafka.protocol, commit=True)
-    except CoreRefused:
+    except Refused:
         return EndAnswer.REFUSED
     return EndAnswer.ACCEPTED
 

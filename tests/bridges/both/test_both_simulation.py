@@ -63,7 +63,7 @@ def plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(course, "decide_step", decide)
     elif bug == "resends without a decision":
-        monkeypatch.setattr("simulated_both.SimulatedStore.decide_again", lambda *_: None)
+        monkeypatch.setattr("simulated_database.SimulatedStore.decide_again", lambda *_: None)
     else:
         original = course._write
 

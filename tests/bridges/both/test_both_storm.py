@@ -41,7 +41,7 @@ class Outsider(threading.Thread):
 def test_programs_that_are_killed_and_stopped_at_random_leave_no_difference(
     shop: Shop, broker: EmbeddedBroker, rng: random.Random
 ) -> None:
-    """G5: in `SEMEL_BOTH_RUNS` runs over all kinds, each ends by kill -9 or is stopped, so that a zombie wakes later."""
+    """G5: in `SEMEL_BOTH_RUNS` runs over all kinds, each ends by kill -9, or stops and wakes as a zombie."""
     outsider = Outsider(shop)
     outsider.start()
     zombies: list[subprocess.Popen[bytes]] = []

@@ -155,12 +155,22 @@ def _deliver(store: Store, kafka: KafkaSide, decision: Decision) -> None:
             decision = finish(store, kafka, decision)
     except BaseException as error:
         if not isinstance(error, Exception):
-            error.add_note(_PENDING.format(name=kafka.name))
+            _deliver_interrupted(store, kafka, decision, error)
             raise
         raise CommitPending(f"{_PENDING.format(name=kafka.name)} Last: {error}") from error
     reach("both_committed")
     _forget(store, kafka.name, decision)
     reach("both_deleted")
+
+
+def _deliver_interrupted(store: Store, kafka: KafkaSide, decision: Decision, error: BaseException) -> None:
+    """Ctrl-C while Kafka was told to commit: one more try, so that it is done in most cases."""
+    try:
+        _forget(store, kafka.name, finish(store, kafka, decision))
+    except Exception:
+        error.add_note(_PENDING.format(name=kafka.name))
+    else:
+        error.add_note("The block had committed, in the database and in Kafka.")
 
 
 _PENDING: Final = (

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
@@ -38,7 +39,7 @@ class PostgresStore(Store):
         if not connection.closed:
             info = connection.info
             known = {**info.get_parameters(), "password": info.password}
-            self._address = {name: value for name, value in known.items() if value}
+            self._address = {name: value for name, value in known.items() if value and name != "connect_timeout"}
             self._dsn = info.dsn
 
     @property
@@ -97,7 +98,7 @@ class PostgresStore(Store):
             reason.add_note(f"The rollback was not confirmed ({error}); the server rolls back by itself.")
 
     def reopen(self) -> Store:
-        return PostgresStore(psycopg.connect("", **{"connect_timeout": str(_LOCK_S), **self._address}))
+        return PostgresStore(psycopg.connect(make_conninfo(connect_timeout=_LOCK_S, **self._address)))
 
     def close(self) -> None:
         self._connection.close()
