@@ -11,12 +11,14 @@ lives a whole life. The paused one goes on afterwards as a zombie.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from simulated_database import Database, SimulatedStore
-from simulated_kafka import PARTITIONS, Kafka, SimulatedProducer
+from simulated_kafka import NAME, PARTITIONS, Kafka, SimulatedInquiry, SimulatedProducer
 
-from semel.bridges.both.course import block
+from semel.bridges.both.course import block, finish_by_hand
 from semel.bridges.both.decision import StoredBatch
+from semel.bridges.both.recovery import Step
 from semel.errors import InvalidState, SemelError
 
 
@@ -45,6 +47,7 @@ class World:
         self._depth = 0
         self._lives = 0
         self._next_order = 0
+        self.by_hand: set[Step | None] = set()
         self.torn: list[int] = []
         """Orders whose record was visible while their row was not there."""
 
@@ -72,6 +75,22 @@ class World:
             return what
         return "nothing"
 
+    def life(self) -> Callable[[str], str]:
+        """What happens at the calls of one program. Once it is dead, nothing that it tries is done any more."""
+        is_dead = False
+
+        def happen(where: str) -> str:
+            nonlocal is_dead
+            if is_dead:
+                raise Crash
+            try:
+                return self.happen(where)
+            except Crash:
+                is_dead = True
+                raise
+
+        return happen
+
     def note(self, what: str) -> None:
         self.events.append(f"{'  ' * self._depth}{what}")
 
@@ -81,17 +100,21 @@ class World:
         self.torn += sorted(visible - self.database.tables.orders)
 
     def live(self) -> None:
-        """The life of one program: some orders, until it ends or dies."""
+        """The life of one program: some orders, until it ends or dies. Or somebody recovers by hand."""
+        if not self.is_quiet and self.rng.random() < 0.2:
+            self.recover_by_hand()
+            return
         self._depth += 1
         self._lives += 1
         token = f"program {self._lives}"
         stores: list[SimulatedStore] = []
+        happen = self.life()
         try:
-            producer = SimulatedProducer(self.kafka, self.happen, token)
+            producer = SimulatedProducer(self.kafka, happen, token)
             for _ in range(self.rng.randint(1, 3)):
-                store = SimulatedStore(self.database, self.happen)
+                store = SimulatedStore(self.database, happen)
                 stores.append(store)
-                self.place(store, producer)
+                self.place(store, producer, happen)
         except Crash:
             pass
         except SemelError as error:
@@ -101,15 +124,31 @@ class World:
                 store.die()
             self._depth -= 1
 
-    def place(self, store: SimulatedStore, producer: SimulatedProducer) -> None:
+    def place(self, store: SimulatedStore, producer: SimulatedProducer, happen: Callable[[str], str]) -> None:
         self._next_order += 1
         order = self._next_order
         self.note(f"{producer.token} begins order {order}")
         batches = [StoredBatch("t", index, 1, str(order).encode()) for index in range(PARTITIONS)]
         with block(store, producer, lambda: batches):
             store.insert(order)
-            if self.happen("in the block") == "nothing" and not self.is_quiet and self.rng.random() < 0.1:
+            if happen("in the block") == "nothing" and not self.is_quiet and self.rng.random() < 0.1:
                 raise InvalidState("the user's own error")
+
+    def recover_by_hand(self) -> None:
+        self._depth += 1
+        happen = self.life()
+        store = SimulatedStore(self.database, happen)
+        try:
+            done = finish_by_hand(store, SimulatedInquiry(self.kafka, happen), NAME)
+            self.note(f"by hand: {None if done is None else done.name}")
+            self.by_hand.add(done)
+        except Crash:
+            self.note("dies")
+        except SemelError as error:
+            self.note(f"by hand: {type(error).__name__}")
+        finally:
+            store.die()
+            self._depth -= 1
 
     def end_in_peace(self) -> None:
         """Late requests arrive, and a last program lives whose calls all work. It recovers before it begins."""

@@ -52,7 +52,8 @@ class SimulatedStore(Store):
     def make_tables(self, *, create: bool) -> None:
         pass
 
-    def _alive(self) -> None:
+    def _alive(self, where: str = "a statement") -> None:
+        self._happen(where)
         if self.is_dead:
             raise DatabaseError("The connection is gone.", is_transient=True)
 
@@ -92,7 +93,8 @@ class SimulatedStore(Store):
         self._release()
 
     def commit(self) -> None:
-        self._alive()
+        if self.is_dead:
+            raise CommitLost("lost")
         match self._happen("database commit"):
             case "lost, done":
                 self._apply()
@@ -108,6 +110,7 @@ class SimulatedStore(Store):
                 self._apply()
 
     def rollback(self, reason: BaseException | None) -> None:
+        self._happen("rollback")
         self._release()
 
     def reopen(self) -> Store:

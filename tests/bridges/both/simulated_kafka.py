@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from semel.bridges.both.decision import Decision, Place, StoredBatch
-from semel.bridges.both.kafka_side import KafkaSide
+from semel.bridges.both.kafka_side import Inquiry, KafkaSide
 from semel.bridges.both.recovery import EndAnswer, MarkerSeen, OwnerSeen, lowest_epoch, read_marker
 from semel.client.ownership import Owner, ProducerIdentity
 from semel.core.refusal import Refused
@@ -156,18 +156,60 @@ def _fenced() -> Fenced:
     return Fenced("Another producer has taken over.", is_fatal=True)
 
 
-class SimulatedProducer(KafkaSide):
+class SimulatedInquiry(Inquiry):
+    """Questions about an earlier transaction, by whoever asks."""
+
+    cluster_id = "c"
+
+    def __init__(self, kafka: Kafka, happen: Callable[[str], str]) -> None:
+        self.kafka = kafka
+        self._happen = happen
+
+    def _late_end(self, identity: ProducerIdentity) -> Callable[[], None]:
+        def arrive() -> None:
+            try:
+                self.kafka.end(identity, self.kafka.protocol, commit=True)
+            except Refused:
+                return
+
+        return arrive
+
+    def send_end(self, decision: Decision) -> EndAnswer:
+        match self._happen("end"):
+            case "lost, later":
+                self.kafka.late.append(self._late_end(decision.identity))
+                return EndAnswer.UNANSWERED
+            case "unreachable":
+                return EndAnswer.UNANSWERED
+            case _:
+                pass
+        try:
+            self.kafka.end(decision.identity, decision.protocol, commit=True)
+        except Refused:
+            return EndAnswer.REFUSED
+        return EndAnswer.ACCEPTED
+
+    def read_markers(self, decision: Decision) -> MarkerSeen:
+        self._happen("markers")
+        return read_markers(self.kafka, decision)
+
+    def owner(self, decision: Decision) -> Owner | OwnerSeen:
+        known = self.kafka.coordinator.get(NAME)
+        if known is None:
+            return OwnerSeen.UNKNOWN
+        return Owner(ProducerIdentity(*known.identity), known.status.title)
+
+
+class SimulatedProducer(SimulatedInquiry, KafkaSide):
     """As Semel's producer behaves: an identity for each transaction, three outcomes, no commit on a guess."""
 
     name = NAME
-    cluster_id = "c"
 
     def __init__(self, kafka: Kafka, happen: Callable[[str], str], token: str) -> None:
-        self.kafka = kafka
+        super().__init__(kafka, happen)
         self.token = token
         self.places: set[str] = set()
         self.state = "ready"
-        self._happen = happen
         self._ids = 0
         self.identity = kafka.init_producer_id()
 
@@ -242,16 +284,8 @@ class SimulatedProducer(KafkaSide):
     def _try_end(self) -> None:
         self._late_end(self.identity)()
 
-    def _late_end(self, identity: ProducerIdentity) -> Callable[[], None]:
-        def arrive() -> None:
-            try:
-                self.kafka.end(identity, self.kafka.protocol, commit=True)
-            except Refused:
-                return
-
-        return arrive
-
     def abort_after(self, error: BaseException) -> None:
+        self._happen("abort")
         if self.state in ("open", "doomed"):
             try:
                 self.settle()
@@ -259,6 +293,7 @@ class SimulatedProducer(KafkaSide):
                 error.add_note(str(second))
 
     def settle(self) -> None:
+        self._happen("settle")
         if self.state == "dead":
             raise _fenced()
         if self.state == "unknown" and self._happen("resolve") == "unreachable":
@@ -267,32 +302,9 @@ class SimulatedProducer(KafkaSide):
             self._renew()  # InitProducerId aborts what is open
 
     def check_owner(self) -> None:
+        self._happen("check owner")
         if self._is_taken_over():
             raise _fenced()
-
-    def send_end(self, decision: Decision) -> EndAnswer:
-        match self._happen("end"):
-            case "lost, later":
-                self.kafka.late.append(self._late_end(decision.identity))
-                return EndAnswer.UNANSWERED
-            case "unreachable":
-                return EndAnswer.UNANSWERED
-            case _:
-                pass
-        try:
-            self.kafka.end(decision.identity, decision.protocol, commit=True)
-        except Refused:
-            return EndAnswer.REFUSED
-        return EndAnswer.ACCEPTED
-
-    def read_markers(self, decision: Decision) -> MarkerSeen:
-        return read_markers(self.kafka, decision)
-
-    def owner(self, decision: Decision) -> Owner | OwnerSeen:
-        known = self.kafka.coordinator.get(NAME)
-        if known is None:
-            return OwnerSeen.UNKNOWN
-        return Owner(ProducerIdentity(*known.identity), known.status.title)
 
 
 def read_markers(kafka: Kafka, decision: Decision) -> MarkerSeen:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from semel.bridges.both.course import Lost, block, find_outcome, recover
+from semel.bridges.both.course import Lost, block, finish_by_hand, recover
 from semel.bridges.both.kafka_side import ClusterInquiry, ProducerSide
 from semel.bridges.both.outbox import Outbox
 from semel.bridges.both.recovery import Step
@@ -165,15 +165,11 @@ def recover_both(
 def _recover_name(store: Store, settings: Mapping[str, object], name: str, lost: Lost | None) -> list[Recovered]:
     config = parse_config({**settings, "transactional.id": name})
     with Cluster(config.client) as cluster:
-        row = store.look_locked(name)
-        if row is None or row.decision is None:  # its own program was quicker
-            return []
-        inquiry = ClusterInquiry(cluster, name, config.producer.transaction_timeout_ms)
-        if find_outcome(inquiry, row.decision, lost) is Step.DELETE:
-            # A program that is asking itself whether it has committed must not take the empty row for a no.
-            store.claim(name, "recovered by hand")
-            store.forget(name, row.decision)
-            return [Recovered(name, "committed")]
+        step = finish_by_hand(store, ClusterInquiry(cluster, name, config.producer.transaction_timeout_ms), name, lost)
+    if step is None:  # its own program was quicker
+        return []
+    if step is Step.DELETE:
+        return [Recovered(name, "committed")]
     with Producer({**settings, "transactional.id": name}) as producer:
         kafka = ProducerSide(producer)
         with kafka.turn():

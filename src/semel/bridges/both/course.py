@@ -240,6 +240,22 @@ def _resend(store: Store, kafka: KafkaSide, decision: Decision) -> tuple[Decisio
     return again, True
 
 
+def finish_by_hand(store: Store, kafka: Inquiry, name: str, lost: Lost | None = None) -> Step | None:
+    """The same without a producer, so that nobody is fenced.
+
+    RESEND says that it takes a producer; None, that there is nothing to do.
+    """
+    row = store.look_locked(name)
+    if row is None or row.decision is None:
+        return None
+    step = find_outcome(kafka, row.decision, lost)
+    if step is Step.DELETE:
+        # A program that is asking itself whether it has committed must not take the empty row for a no.
+        store.claim(name, "recovered by hand")
+        store.forget(name, row.decision)
+    return step
+
+
 def find_outcome(kafka: Inquiry, decision: Decision, lost: Lost | None = None) -> Step:
     """DELETE if the transaction is committed, RESEND if it is aborted. Raises if neither is certain.
 
