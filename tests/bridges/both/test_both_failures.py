@@ -224,6 +224,26 @@ def test_an_answer_to_the_end_that_is_lost_is_looked_up(sqlite_shop: Shop) -> No
     shop.check([1, 2, 3, 4, 5])
 
 
+def test_a_pipeline_around_a_block_is_refused(server: Postgres, quick_broker: EmbeddedBroker) -> None:
+    """There commit() returns before the server has committed. Inside of the block a pipeline may be used."""
+    name = f"pipeline_{quick_broker.bootstrap.rpartition(':')[2]}"
+    with psycopg.connect(server.uri, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    shop = Shop(server.uri.replace("/postgres?", f"/{name}?"), quick_broker.bootstrap)
+    shop.set_up()
+
+    def use_pipeline(_: Any) -> None:
+        with connection.pipeline():
+            connection.execute("SELECT 1")
+
+    with shop.producer() as producer, closing(shop.connect()) as connection:
+        with connection.pipeline(), pytest.raises(semel.InvalidState, match="pipeline mode"):
+            shop.order(connection, producer, 1)
+        connection.rollback()
+        shop.order(connection, producer, 2, use_pipeline)
+    shop.check([2])
+
+
 # -- refused before anything is written -----------------------------------------------------------------------------
 
 

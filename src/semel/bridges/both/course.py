@@ -45,12 +45,26 @@ def block(
         store.rollback(error)
         raise
     if not batches:
-        store.commit()
+        _commit_alone(store)
         return
     reach("both_rows_kept")
     decision = _write(store, kafka, decision_id, batches)
     with _committed(store, kafka, decision) as going_on:
         _deliver(going_on, kafka, decision)
+
+
+def _commit_alone(store: Store) -> None:
+    """A block without records: nothing in the database tells whether it was committed."""
+    try:
+        store.commit()
+    except CommitLost as error:
+        raise CommitUnknown(
+            "The connection to the database was lost in the commit of a block without records, and whether it was "
+            f"carried out is not known. Look at your own rows before you run the block again. Last: {error}"
+        ) from error
+    except BaseException as error:
+        store.rollback(error)
+        raise
 
 
 def _start(store: Store, kafka: KafkaSide, *, create_tables: bool) -> None:
@@ -123,7 +137,11 @@ def _find_committed(store: Store, kafka: KafkaSide, decision: Decision, error: C
         if fresh is not None:
             fresh.close()
         kafka.abort_after(second)
-        raise _unknown(kafka.name, second) from error
+        unknown = _unknown(kafka.name, second)
+        if not isinstance(second, Exception):
+            second.add_note(str(unknown))
+            raise
+        raise unknown from error
     if row is not None and row.decision == decision:
         return fresh
     fresh.close()

@@ -51,11 +51,11 @@ class Inquiry(Protocol):
 class ClusterInquiry:
     """The same with a cluster. It takes part in no election of owners: nobody is fenced by it."""
 
-    def __init__(self, cluster: Cluster, name: str, timeout_ms: int) -> None:
+    def __init__(self, cluster: Cluster, name: str, timeout_ms: int, cluster_id: str | None = None) -> None:
         self._cluster = cluster
         self.name = name
         self._timeout_ms = timeout_ms
-        self.cluster_id = Admin(cluster).describe_cluster().cluster_id
+        self.cluster_id = cluster_id or Admin(cluster).describe_cluster().cluster_id
 
     def _calls(self, decision: Decision) -> TransactionCalls:
         return TransactionCalls(self._cluster, self.name, self._timeout_ms, decision.protocol)
@@ -123,6 +123,7 @@ class _Use:
 
     def __init__(self) -> None:
         self.token = uuid.uuid4().hex
+        self.cluster_id: str | None = None
         self.places: set[str] = set()
         """The databases in which this producer has claimed its name."""
         self.turn = threading.Lock()
@@ -143,9 +144,10 @@ class ProducerSide(ClusterInquiry):
             )
         if producer.state is State.DEAD:
             producer.begin()  # raises what it died of
-        super().__init__(producer.cluster, name, producer.config.transaction_timeout_ms)
         self.producer = producer
         self._use = _USES.setdefault(producer, _Use())
+        super().__init__(producer.cluster, name, producer.config.transaction_timeout_ms, self._use.cluster_id)
+        self._use.cluster_id = self.cluster_id
         self.token, self.places = self._use.token, self._use.places
 
     @contextmanager

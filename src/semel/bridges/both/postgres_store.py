@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import psycopg
 from psycopg.conninfo import make_conninfo
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from semel.bridges.both.store import BEGIN_BLOCK, CommitLost, Store
@@ -54,6 +54,14 @@ class PostgresStore(Store):
                 "The connection has a transaction open already (a SELECT opens one too); nothing was written. Commit "
                 "it, or roll it back, before the block."
             )
+        self._check_no_pipeline()
+
+    def _check_no_pipeline(self) -> None:
+        if self._connection.pgconn.pipeline_status != PipelineStatus.OFF:
+            raise InvalidState(
+                "The connection is in pipeline mode, where a commit returns before the server has carried it out, so "
+                "nothing was committed. Begin and end a pipeline inside of the block."
+            )
 
     def begin(self) -> None:
         self._open()
@@ -78,6 +86,7 @@ class PostgresStore(Store):
 
     def commit(self) -> None:
         connection = self._connection
+        self._check_no_pipeline()
         try:
             connection.commit()
         except BaseException as error:
