@@ -84,6 +84,25 @@ def test_where_the_end_was_deleted_nothing_is_done_without_the_users_word(sqlite
     assert shop.events() == [2, 2]
 
 
+def test_a_topic_that_was_created_again_is_no_proof_of_anything(sqlite_shop: Shop) -> None:
+    """Its offsets are other records', and no marker will ever come: told at once, and left to the user's word."""
+    shop = sqlite_shop
+    assert live(shop, 2, "both_database_committed:2") == [KILLED]
+    for _ in range(2):
+        shop.producer().close()
+    with (
+        semel.Admin({"bootstrap.servers": shop.bootstrap}) as admin,
+        semel.Producer(bootstrap_servers=shop.bootstrap) as other,
+    ):
+        admin.delete_topics(shop.topic)
+        admin.create_topics(shop.topic, partitions=PARTITIONS)
+        for number in range(30):
+            other.send(shop.topic, str(number), partition=number % PARTITIONS)
+    with closing(shop.connect()) as connection, pytest.raises(semel.SemelError, match="cannot be told any more"):
+        semel.recover_both(connection, bootstrap_servers=shop.bootstrap)
+    assert shop.leftovers()[0] == 1
+
+
 def test_a_decision_about_another_cluster_is_refused(sqlite_shop: Shop) -> None:
     """A program that was pointed at a new cluster must not take it for the one that has the records."""
     shop = sqlite_shop

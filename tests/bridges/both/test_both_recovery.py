@@ -89,7 +89,7 @@ def test_rows_are_deleted_or_sent_again_only_with_a_proof(protocol: int) -> None
     for end, marker, owner in itertools.product(EndAnswer, MarkerSeen, owners):
         step = decide_step(decision, Seen("c", end, marker, owner))
         is_refused = end is EndAnswer.REFUSED
-        by_owner = is_refused and marker is MarkerSeen.LOST
+        by_owner = is_refused and marker in (MarkerSeen.LOST, MarkerSeen.MISSING)
         committed = (
             end is EndAnswer.ACCEPTED
             or (is_refused and marker is MarkerSeen.COMMIT)
@@ -98,6 +98,8 @@ def test_rows_are_deleted_or_sent_again_only_with_a_proof(protocol: int) -> None
         aborted = (is_refused and marker is MarkerSeen.ABORT) or (
             by_owner and owner == Owner(ended_as, "CompleteAbort")
         )
+        if is_refused and marker is MarkerSeen.NOT_YET and isinstance(owner, Owner):
+            assert step is Step.READ_MARKERS
         assert (step is Step.DELETE) == committed, (end, marker, owner)
         assert (step is Step.RESEND) == aborted, (end, marker, owner)
 

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from semel.bridges.both.decision import Decision, StoredBatch
 from semel.bridges.both.kafka_side import Inquiry, KafkaSide
-from semel.bridges.both.recovery import LAST_STEPS, Seen, Step, decide_step
+from semel.bridges.both.recovery import LAST_STEPS, MarkerSeen, Seen, Step, decide_step
 from semel.bridges.both.store import CommitLost, Store
 from semel.bridges.failpoints import reach
 from semel.bridges.retries import LOG
@@ -285,7 +285,7 @@ def find_outcome(kafka: Inquiry, decision: Decision, lost: Lost | None = None) -
             case Step.SEND_END:
                 seen = replace(seen, end=kafka.send_end(decision))
             case Step.READ_MARKERS:
-                seen = replace(seen, marker=kafka.read_markers(decision))
+                seen = replace(seen, marker=_read_markers(kafka, decision, seen))
             case _:
                 seen = replace(seen, owner=kafka.owner(decision))
     if step in (Step.DELETE, Step.RESEND):
@@ -304,6 +304,12 @@ def find_outcome(kafka: Inquiry, decision: Decision, lost: Lost | None = None) -
     raise SemelError(
         _LOST.format(id=decision.id, places=", ".join(f"{p.topic}-{p.partition}" for p in decision.places))
     )
+
+
+def _read_markers(kafka: Inquiry, decision: Decision, seen: Seen) -> MarkerSeen:
+    found = kafka.read_markers(decision)
+    is_second_look = seen.marker is MarkerSeen.NOT_YET
+    return MarkerSeen.MISSING if is_second_look and found is MarkerSeen.NOT_YET else found
 
 
 _LOST: Final = (

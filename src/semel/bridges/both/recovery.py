@@ -40,6 +40,8 @@ class MarkerSeen(enum.Enum):
     ABORT = enum.auto()
     NOT_YET = enum.auto()
     """No marker is there, nor anything that shows that there never will be one."""
+    MISSING = enum.auto()
+    """Still none, when the coordinator had said that all markers are written: a topic that was created again, say."""
     LOST = enum.auto()
     """The place where it was is gone: deleted by retention, compacted, or the topic was deleted."""
 
@@ -104,15 +106,18 @@ _AFTER_MARKER: Final = {
     MarkerSeen.NOT_READ: Step.READ_MARKERS,
     MarkerSeen.COMMIT: Step.DELETE,
     MarkerSeen.ABORT: Step.RESEND,
-    MarkerSeen.NOT_YET: Step.WAIT,
 }
 
 
 def _after_refusal(decision: Decision, seen: Seen) -> Step:
-    if seen.marker is not MarkerSeen.LOST:
+    if seen.marker in _AFTER_MARKER:
         return _AFTER_MARKER[seen.marker]
     if seen.owner is OwnerSeen.NOT_ASKED:
         return Step.ASK_OWNER
+    if seen.marker is MarkerSeen.NOT_YET:
+        # A coordinator whose state is another one has written all markers of this transaction: look once more.
+        has_written_all = isinstance(seen.owner, Owner) and not seen.owner.is_undecided
+        return Step.READ_MARKERS if has_written_all else Step.WAIT
     if isinstance(seen.owner, Owner):
         return _OUTCOMES.get(_how_it_ended(decision, seen.owner), Step.REFUSE)
     return Step.REFUSE
