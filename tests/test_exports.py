@@ -40,7 +40,10 @@ PUBLIC = {
     "write_batch",
     "write_stream",
     "committed_offsets",
+    "both",
+    "both_table_sql",
     "outbox_table_sql",
+    "recover_both",
     "relay",
     "run",
 }

@@ -13,6 +13,8 @@ from semel.spark.driver_python import choose_when_spark_starts as _choose_when_s
 if TYPE_CHECKING:
     from semel import advise as advise
     from semel.bridges import effects as effects
+    from semel.bridges.both.both import both, recover_both
+    from semel.bridges.both.table_sql import both_table_sql
     from semel.bridges.effects import Effects
     from semel.bridges.inbox import Inbox
     from semel.bridges.relay.relay import relay
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from semel.errors import (
         AuthenticationFailed,
         BrokerUnreachable,
+        CommitPending,
         CommitUnknown,
         ConfigError,
         ConnectionLost,
@@ -75,6 +78,7 @@ __all__ = [
     "BlobsChanged",
     "Broker",
     "BrokerUnreachable",
+    "CommitPending",
     "CommitUnknown",
     "ConfigError",
     "ConnectionLost",
@@ -119,8 +123,11 @@ __all__ = [
     "WireError",
     "WorkTooLong",
     "WriteFailed",
+    "both",
+    "both_table_sql",
     "committed_offsets",
     "outbox_table_sql",
+    "recover_both",
     "relay",
     "run",
     "write_batch",
@@ -153,9 +160,12 @@ _LOADED_ON_USE = {
     "TopicPartition": "client.partitions",
     "WriteFailed": "spark.once",
     "advise": "advise",  # the module itself
+    "both": "bridges.both.both",
+    "both_table_sql": "bridges.both.table_sql",
     "committed_offsets": "spark.committed",
     "effects": "bridges.effects",  # the module itself
     "outbox_table_sql": "bridges.relay.table_sql",
+    "recover_both": "bridges.both.both",
     "relay": "bridges.relay.relay",
     "run": "session.runner",
     "write_batch": "spark.batch",

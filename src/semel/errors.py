@@ -109,6 +109,14 @@ class CommitUnknown(SemelError):
     """
 
 
+class CommitPending(SemelError):
+    """The database has committed, so both sides are decided; Kafka has not confirmed it yet.
+
+    Never run the block again. The next `semel.both` of the same name finishes it first, and so does
+    `semel.recover_both()`.
+    """
+
+
 class InboxOvertaken(SemelError):
     """Another reader of the same inbox has gone on from here. The results of this delivery were rolled back."""
 

@@ -41,6 +41,24 @@ RelayPoint = Literal[
 ]
 RELAY_POINTS: Final[tuple[str, ...]] = get_args(RelayPoint)
 
+BothPoint = Literal[
+    # The same for a database transaction and a Kafka transaction that commit together.
+    "both_claimed",
+    "both_begun",
+    "both_rows_kept",
+    "both_records_written",
+    "both_decision_written",
+    "both_database_committed",
+    "both_end_sent",
+    "both_committed",
+    "both_deleted",
+    # Where a recovery has to send records again.
+    "both_outcome_known",
+    "both_records_resent",
+    "both_resend_decided",
+]
+BOTH_POINTS: Final[tuple[str, ...]] = get_args(BothPoint)
+
 _name = ""
 _left = 0
 
@@ -50,7 +68,7 @@ def arm(place: str) -> None:
     global _name, _left
     _name, _, count = place.partition(":")
     _left = int(count or 1)
-    if _name and _name not in (*POINTS, *RELAY_POINTS):
+    if _name and _name not in (*POINTS, *RELAY_POINTS, *BOTH_POINTS):
         raise ConfigError(f"{VARIABLE} names the point {_name!r}, and there is none of that name: unset it.")
 
 
@@ -61,7 +79,7 @@ def is_armed() -> bool:
     return bool(_name)
 
 
-def reach(point: Point | RelayPoint) -> None:
+def reach(point: Point | RelayPoint | BothPoint) -> None:
     """Die or stop here if that was asked for.
 
     >>> reach("after_stage")
