@@ -36,6 +36,7 @@ PUBLIC = {
     "Session",
     "SharedTransaction",
     "SharedWriter",
+    "SourceInbox",
     "TopicPartition",
     "write_batch",
     "write_stream",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from semel.bridges.inbox import Inbox
     from semel.bridges.relay.relay import relay
     from semel.bridges.relay.table_sql import outbox_table_sql
+    from semel.bridges.source_inbox import SourceInbox
     from semel.bridges.spark_sink import DatabaseSink
     from semel.bridges.targets import Kafka, Postgres, SQLite
     from semel.broker.process import Broker
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         TooManyDeadLetters,
         TopicRecreated,
         TransactionAborted,
+        TransactionIncomplete,
         UnknownTopic,
         UnsupportedByBroker,
         ValueDoesNotFit,
@@ -107,11 +109,13 @@ __all__ = [
     "Session",
     "SharedTransaction",
     "SharedWriter",
+    "SourceInbox",
     "SpoolFailed",
     "TooManyDeadLetters",
     "TopicPartition",
     "TopicRecreated",
     "TransactionAborted",
+    "TransactionIncomplete",
     "UnknownTopic",
     "UnsupportedByBroker",
     "ValueDoesNotFit",
@@ -148,6 +152,7 @@ _LOADED_ON_USE = {
     "Session": "session.session",
     "SharedTransaction": "client.shared",
     "SharedWriter": "client.shared",
+    "SourceInbox": "bridges.source_inbox",
     "SpoolFailed": "spark.spool",
     "TopicPartition": "client.partitions",
     "WriteFailed": "spark.once",

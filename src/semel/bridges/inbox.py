@@ -118,7 +118,7 @@ class Inbox:
         for option in more_settings:
             if option in _ELSEWHERE:
                 raise ConfigError(f"{option}= is no option of an Inbox: {_ELSEWHERE[option]}. Nothing was read.")
-        self.store: PositionStore = _store_in(store)
+        self.store: PositionStore = store_in(store)
         self.name = name
         self._settings = {**(settings or {}), **more_settings}
         self._topics = sorted(set(topics))
@@ -313,7 +313,8 @@ class Inbox:
         return self._fetcher
 
 
-def _store_in(given: Any) -> PositionStore:
+def store_in(given: Any) -> PositionStore:
+    """The positions behind a connection of the user's."""
     if isinstance(given, sqlite3.Connection):
         return SqlitePositions(given)
     if {kind.__module__.partition(".")[0] for kind in type(given).__mro__} & _POSTGRES_DRIVERS:
