@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from semel.bridges import effects as effects
     from semel.bridges.effects import Effects
     from semel.bridges.inbox import Inbox
+    from semel.bridges.read_your_writes import ReadYourWrites, wait_until_written
     from semel.bridges.relay.relay import relay
     from semel.bridges.relay.table_sql import outbox_table_sql
     from semel.bridges.source_inbox import SourceInbox
@@ -100,6 +101,7 @@ __all__ = [
     "PipelineFenced",
     "Postgres",
     "Producer",
+    "ReadYourWrites",
     "RecordFailed",
     "RecordTooLarge",
     "RequestTimedOut",
@@ -126,6 +128,7 @@ __all__ = [
     "outbox_table_sql",
     "relay",
     "run",
+    "wait_until_written",
     "write_batch",
     "write_stream",
 ]
@@ -147,6 +150,7 @@ _LOADED_ON_USE = {
     "PipelineFenced": "spark.owner",
     "Postgres": "bridges.targets",
     "Producer": "client.producer",
+    "ReadYourWrites": "bridges.read_your_writes",
     "Row": "session.transaction",
     "SQLite": "bridges.targets",
     "Session": "session.session",
@@ -161,6 +165,7 @@ _LOADED_ON_USE = {
     "outbox_table_sql": "bridges.relay.table_sql",
     "relay": "bridges.relay.relay",
     "run": "session.runner",
+    "wait_until_written": "bridges.read_your_writes",
     "write_batch": "spark.batch",
     "write_stream": "spark.stream",
 }
