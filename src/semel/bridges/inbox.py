@@ -55,6 +55,20 @@ class Delivery:
         """The records one by one."""
         return rows_of(self.table)
 
+    @property
+    def count(self) -> int:
+        """How many records."""
+        return self.table.num_rows
+
+    @property
+    def is_small(self) -> bool:
+        """Whether all records are in memory at once without harm: always, as the inbox takes no more."""
+        return True
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The records in parts; here it is one."""
+        yield self.table
+
     def __enter__(self) -> Any:
         """What the store gives for the user's statements; with SQLite, the connection."""
         self.was_entered = True
