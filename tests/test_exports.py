@@ -38,6 +38,7 @@ PUBLIC = {
     "SharedTransaction",
     "SharedWriter",
     "SourceInbox",
+    "SourceSession",
     "TopicPartition",
     "wait_until_written",
     "write_batch",

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     )
     from semel.session.runner import run
     from semel.session.session import Session
+    from semel.session.source_session import SourceSession
     from semel.session.transaction import Row
     from semel.spark.batch import write_batch
     from semel.spark.committed import committed_offsets
@@ -112,6 +113,7 @@ __all__ = [
     "SharedTransaction",
     "SharedWriter",
     "SourceInbox",
+    "SourceSession",
     "SpoolFailed",
     "TooManyDeadLetters",
     "TopicPartition",
@@ -157,6 +159,7 @@ _LOADED_ON_USE = {
     "SharedTransaction": "client.shared",
     "SharedWriter": "client.shared",
     "SourceInbox": "bridges.source_inbox",
+    "SourceSession": "session.source_session",
     "SpoolFailed": "spark.spool",
     "TopicPartition": "client.partitions",
     "WriteFailed": "spark.once",

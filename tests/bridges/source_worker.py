@@ -2,7 +2,9 @@
 
     python source_worker.py relay BOOTSTRAP SOURCE COUNT SEED
     python source_worker.py sink BOOTSTRAP SOURCE COUNT KIND ADDRESS OPTIONS [POINT...]
+    python source_worker.py session BOOTSTRAP SOURCE COUNT OUTPUT
 
+A session writes the number of each transaction, once for each event of it, to the topic OUTPUT, up to number COUNT.
 The relay writes transfers up to number COUNT and goes on where one before it was killed. Each sink is a life that dies
 at its POINT such as `before_commit:3`; with `` it ends when number COUNT is applied. The exit status of each is a line
 of the output; they are forks of this process, because most of a start is imports. Without POINTs this process is it.
@@ -22,6 +24,7 @@ from typing import Any
 import psycopg
 from source_scene import Relay, SourceTopics, apply_rows, transfers
 
+import semel
 from semel.bridges import failpoints
 from semel.bridges.source_inbox import SourceInbox
 
@@ -68,6 +71,17 @@ def live(bootstrap: str, source: str, count: str, kind: str, address: str, more:
         print(os.waitstatus_to_exitcode(ended), flush=True)
 
 
+def run_session(bootstrap: str, source: str, count: str, output: str) -> None:
+    topics = SourceTopics(bootstrap, source)
+    options: dict[str, Any] = {"source": source, "topics": topics.topics, "name": f"copy-{source}"}
+    with semel.SourceSession(bootstrap=bootstrap, transaction_events_max=30, **options) as session:
+        while session.applied is None or session.applied < int(count):
+            with session.transaction() as transaction:
+                for one in transaction.source_transactions():
+                    for _ in one.rows():
+                        transaction.send(output, str(one.number).encode())
+
+
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    {"relay": run_relay, "sink": live}[sys.argv[1]](*sys.argv[2:])
+    {"relay": run_relay, "sink": live, "session": run_session}[sys.argv[1]](*sys.argv[2:])
