@@ -43,6 +43,7 @@ PUBLIC = {
     "wait_until_written",
     "write_batch",
     "write_stream",
+    "apply_changes",
     "committed_offsets",
     "outbox_table_sql",
     "relay",

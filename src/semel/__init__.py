@@ -12,6 +12,7 @@ from semel.spark.driver_python import choose_when_spark_starts as _choose_when_s
 
 if TYPE_CHECKING:
     from semel.bridges import effects as effects
+    from semel.bridges.change_applier import apply_changes
     from semel.bridges.effects import Effects
     from semel.bridges.inbox import Inbox
     from semel.bridges.read_your_writes import ReadYourWrites, wait_until_written
@@ -126,6 +127,7 @@ __all__ = [
     "WireError",
     "WorkTooLong",
     "WriteFailed",
+    "apply_changes",
     "committed_offsets",
     "outbox_table_sql",
     "relay",
@@ -163,6 +165,7 @@ _LOADED_ON_USE = {
     "SpoolFailed": "spark.spool",
     "TopicPartition": "client.partitions",
     "WriteFailed": "spark.once",
+    "apply_changes": "bridges.change_applier",
     "committed_offsets": "spark.committed",
     "effects": "bridges.effects",  # the module itself
     "outbox_table_sql": "bridges.relay.table_sql",

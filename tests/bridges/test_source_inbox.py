@@ -183,8 +183,11 @@ def test_of_two_readers_of_one_name_the_slower_one_is_rolled_back(broker: Embedd
     assert balances(place) == balances_after(transfers(5, 10))
 
 
-def test_memory_is_bounded_and_what_does_not_fit_is_in_a_file(broker: EmbeddedBroker, place: Place) -> None:
+def test_memory_is_bounded_and_what_does_not_fit_is_in_a_file(
+    broker: EmbeddedBroker, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """H1: with room for a few events only, everything arrives; what is larger goes through a file."""
+    monkeypatch.setattr(source_reader, "_ENDS_MAX", 5)
     topics = SourceTopics(broker.bootstrap).create()
     place.do(*CREATE)
     all_transfers = list(transfers(9, 60))

@@ -187,6 +187,11 @@ class Assembler:
         return self._applied
 
     @property
+    def ends_waiting(self) -> int:
+        """How many end records are held."""
+        return len(self._ends)
+
+    @property
     def has_whole(self) -> bool:
         return self._whole_count > 0
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
-from semel.client.fetched import PartitionRecords
+from semel.client.fetched import READ_SCHEMA, PartitionRecords
 from semel.client.fetcher import Fetcher
 from semel.client.offsets import list_offsets
 from semel.client.partitions import TopicPartition
@@ -30,6 +30,8 @@ MEMORY_BYTES_MAX: Final = 64 * 1024 * 1024
 _SLICE_MS: Final = 500.0
 _LOOK_AT_TOPICS_S: Final = 30.0
 """How often to look whether a topic has more partitions."""
+_ENDS_MAX: Final = 50_000
+"""How many end records may wait for their events before no more are read."""
 _CHECK_LOST_S: Final = 1.0
 _TELL_S: Final = 30.0
 """How often the log says what a transaction waits for."""
@@ -98,7 +100,8 @@ class SourceTransaction:
     @property
     def table(self) -> pa.Table:
         """All events in their order, in memory; columns as in Spark's Kafka connector."""
-        return pa.concat_tables(self.tables())
+        tables = list(self.tables())
+        return pa.concat_tables(tables) if tables else READ_SCHEMA.empty_table()
 
     def rows(self) -> Iterator[Row]:
         """The events one by one, in their order."""
@@ -224,7 +227,6 @@ class SourceReader:
             else:
                 self._assembler.add_partition(place, offset)
         self._read_to = dict(positions)
-        self._reads_all = True
         fetcher.assign(positions)
         self._forget_check()
         self._last_progress = time.monotonic()
@@ -333,15 +335,13 @@ class SourceReader:
 
     def _choose_partitions(self, fetcher: Fetcher) -> None:
         """With enough in memory, read on only where the next transaction may be."""
-        if not self._store.is_full:
-            if not self._reads_all:
-                self._reads_all = True
-                fetcher.assign(self._read_to)
-            return
-        self._reads_all = False
-        wanted = self._assembler.wanted()
-        if fetcher.positions.keys() != wanted:
-            fetcher.assign({place: self._read_to[place] for place in wanted})
+        chosen = set(self._read_to)
+        if self._store.is_full:
+            chosen = self._assembler.wanted()
+        elif self._assembler.ends_waiting > _ENDS_MAX:
+            chosen -= {self._ends}
+        if fetcher.positions.keys() != chosen:
+            fetcher.assign({place: self._read_to[place] for place in chosen})
 
     def is_at_end(self) -> bool:
         """Whether everything that the topics have now was read."""
