@@ -288,8 +288,8 @@ class SourceReader:
                     raise self._deleted(error) from error
                 self.must_begin = True
                 return None
-            if fetched and self._is_other_topic({records.topic for records in fetched}):
-                return None
+            if fetched and self._look_at_topics():
+                return None  # the records may be of another topic than the positions
             for records in fetched:
                 self._add(records)
             if not self._assembler.has_whole and self._check_lost():
@@ -394,15 +394,6 @@ class SourceReader:
         if self._look_at_topics():
             return True
         raise self._lost(end, lost[0], lacks[lost[0]])
-
-    def _is_other_topic(self, topics: Collection[str]) -> bool:
-        """Asked after records have come: whether they may be of another topic than the positions."""
-        if any(self.topic_ids[place] is None for place in self.topic_ids):
-            return False
-        now = self._topics_now()
-        if any(now.get(place) != topic_id for place, topic_id in self.topic_ids.items() if place.topic in topics):
-            self.must_begin = True
-        return self.must_begin
 
     def _lost(self, end: TransactionEnd, topic: str, count: int) -> TransactionIncomplete:
         return TransactionIncomplete(
