@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from semel.bridges import effects as effects
     from semel.bridges.both.both import both, recover_both
     from semel.bridges.both.table_sql import both_table_sql
+    from semel.bridges.change_applier import apply_changes
     from semel.bridges.effects import Effects
     from semel.bridges.inbox import Inbox
+    from semel.bridges.read_your_writes import ReadYourWrites, wait_until_written
     from semel.bridges.relay.relay import relay
     from semel.bridges.relay.table_sql import outbox_table_sql
+    from semel.bridges.source_inbox import SourceInbox
     from semel.bridges.spark_sink import DatabaseSink
     from semel.bridges.targets import Kafka, Postgres, SQLite
     from semel.broker.process import Broker
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
         TooManyDeadLetters,
         TopicRecreated,
         TransactionAborted,
+        TransactionIncomplete,
         UnknownTopic,
         UnsupportedByBroker,
         ValueDoesNotFit,
@@ -59,6 +63,7 @@ if TYPE_CHECKING:
     )
     from semel.session.runner import run
     from semel.session.session import Session
+    from semel.session.source_session import SourceSession
     from semel.session.transaction import Row
     from semel.spark.batch import write_batch
     from semel.spark.committed import committed_offsets
@@ -103,6 +108,7 @@ __all__ = [
     "PipelineFenced",
     "Postgres",
     "Producer",
+    "ReadYourWrites",
     "RecordFailed",
     "RecordTooLarge",
     "RequestTimedOut",
@@ -112,11 +118,14 @@ __all__ = [
     "Session",
     "SharedTransaction",
     "SharedWriter",
+    "SourceInbox",
+    "SourceSession",
     "SpoolFailed",
     "TooManyDeadLetters",
     "TopicPartition",
     "TopicRecreated",
     "TransactionAborted",
+    "TransactionIncomplete",
     "UnknownTopic",
     "UnsupportedByBroker",
     "ValueDoesNotFit",
@@ -125,11 +134,13 @@ __all__ = [
     "WriteFailed",
     "both",
     "both_table_sql",
+    "apply_changes",
     "committed_offsets",
     "outbox_table_sql",
     "recover_both",
     "relay",
     "run",
+    "wait_until_written",
     "write_batch",
     "write_stream",
 ]
@@ -151,23 +162,28 @@ _LOADED_ON_USE = {
     "PipelineFenced": "spark.owner",
     "Postgres": "bridges.targets",
     "Producer": "client.producer",
+    "ReadYourWrites": "bridges.read_your_writes",
     "Row": "session.transaction",
     "SQLite": "bridges.targets",
     "Session": "session.session",
     "SharedTransaction": "client.shared",
     "SharedWriter": "client.shared",
+    "SourceInbox": "bridges.source_inbox",
+    "SourceSession": "session.source_session",
     "SpoolFailed": "spark.spool",
     "TopicPartition": "client.partitions",
     "WriteFailed": "spark.once",
     "advise": "advise",  # the module itself
     "both": "bridges.both.both",
     "both_table_sql": "bridges.both.table_sql",
+    "apply_changes": "bridges.change_applier",
     "committed_offsets": "spark.committed",
     "effects": "bridges.effects",  # the module itself
     "outbox_table_sql": "bridges.relay.table_sql",
     "recover_both": "bridges.both.both",
     "relay": "bridges.relay.relay",
     "run": "session.runner",
+    "wait_until_written": "bridges.read_your_writes",
     "write_batch": "spark.batch",
     "write_stream": "spark.stream",
 }

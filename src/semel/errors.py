@@ -121,6 +121,10 @@ class InboxOvertaken(SemelError):
     """Another reader of the same inbox has gone on from here. The results of this delivery were rolled back."""
 
 
+class TransactionIncomplete(SemelError):
+    """A transaction of a source database can never become whole. Nothing of it was applied, nor anything after it."""
+
+
 class RecordFailed(SemelError):
     """A function or a write failed at one record. Its transaction was aborted; `__cause__` has the error itself."""
 

@@ -55,6 +55,20 @@ class Delivery:
         """The records one by one."""
         return rows_of(self.table)
 
+    @property
+    def count(self) -> int:
+        """How many records."""
+        return self.table.num_rows
+
+    @property
+    def is_small(self) -> bool:
+        """Whether all records are in memory at once without harm: always, as the inbox takes no more."""
+        return True
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The records in parts; here it is one."""
+        yield self.table
+
     def __enter__(self) -> Any:
         """What the store gives for the user's statements; with SQLite, the connection."""
         self.was_entered = True
@@ -118,7 +132,7 @@ class Inbox:
         for option in more_settings:
             if option in _ELSEWHERE:
                 raise ConfigError(f"{option}= is no option of an Inbox: {_ELSEWHERE[option]}. Nothing was read.")
-        self.store: PositionStore = _store_in(store)
+        self.store: PositionStore = store_in(store)
         self.name = name
         self._settings = {**(settings or {}), **more_settings}
         self._topics = sorted(set(topics))
@@ -313,7 +327,8 @@ class Inbox:
         return self._fetcher
 
 
-def _store_in(given: Any) -> PositionStore:
+def store_in(given: Any) -> PositionStore:
+    """The positions behind a connection of the user's."""
     if isinstance(given, sqlite3.Connection):
         return SqlitePositions(given)
     if {kind.__module__.partition(".")[0] for kind in type(given).__mro__} & _POSTGRES_DRIVERS:

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from semel.bridges.database import TABLES, Column, Database
+from semel.bridges.failpoints import reach
 from semel.bridges.merge import literal, quote, quote_table
 from semel.bridges.positions import BEGIN_BLOCK, END_BLOCK, Position, Result, SqlPositions, ended_in_block
 from semel.bridges.postgres_columns import COLUMNS, DEFAULT_COLLATION
@@ -94,10 +95,12 @@ class PostgresPositions(SqlPositions):
             self._execute(BEGIN_BLOCK)
             yield self._connection
             self._end_block()
+            reach("before_commit")
         except BaseException as error:
             self._roll_back(error)
             raise
         self._connection.commit()
+        reach("after_commit")
 
     # -- the transaction -------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from semel.bridges.portions import Failed, Function, Portion
 from semel.bridges.positions import Position
 from semel.bridges.retries import LOG, Retries
 from semel.bridges.run_owner import check_table, claim, home_of, note_table
+from semel.bridges.source_inbox import SourceDelivery, SourceInbox
 from semel.bridges.starting_point import Resume, compare, describe_ahead, refuse_missing
 from semel.bridges.table_writer import TableWriter
 from semel.client.admin import Admin
@@ -31,6 +32,7 @@ from semel.errors import ConfigError, DatabaseError, DatabaseUnreachable, ValueD
 from semel.session.dead_letter_box import origin
 from semel.session.runner import RunReport
 from semel.session.sigterm import SigtermWatch
+from semel.session.source_reader import MEMORY_BYTES_MAX, SourceOptions
 
 if TYPE_CHECKING:
     from semel.bridges.targets import DatabaseTarget
@@ -56,14 +58,21 @@ class _Options:
     start: Edge
     resume: Resume | None
     records_max: int
+    source: SourceOptions | None = None
+    """Whose transactions are applied whole, if the topics are those of a source database."""
+
+    @property
+    def all_topics(self) -> list[str]:
+        return sorted(set(self.topics)) if self.source is None else self.source.all_topics
 
 
 @dataclass(slots=True)
 class _Work:
     """A delivery and what the function has made of it, until it is committed."""
 
-    delivery: Delivery
-    portion: Portion
+    delivery: Delivery | SourceDelivery
+    portion: Portion | None
+    """None if there are so many records that the function runs on parts of them, inside of the transaction."""
     failed: Failed = field(default_factory=list[Any])
     """Records at which the function has failed."""
 
@@ -83,12 +92,20 @@ def run_into(
     resume: Resume | None = None,
     transaction_records_max: int = 100_000,
     end_on_sigterm: bool = True,
+    source_transactions: str | None = None,
+    transactions_topic: str | None = None,
+    after: int | None = None,
+    memory_bytes_max: int = MEMORY_BYTES_MAX,
+    spill_folder: str | None = None,
     **more_settings: object,
 ) -> RunReport:
     """Read, transform and write until `stop` is set, or until nothing has come for `idle_ms`.
 
     `name` is the pipeline's: its progress is kept in the database under it. `group` is where offsets are committed
     afterwards, so that lag shows; None for none. `start` is where to begin without a position.
+
+    `source_transactions` is the name of a relay whose transactions are applied whole: see `SourceInbox` for the options
+    after it.
     """
     if by not in ("table", "row"):
         raise ConfigError(f'by={by!r} is not supported: write "table" or "row".')
@@ -97,7 +114,16 @@ def run_into(
     given = {**(settings or {}), **more_settings}
     _check(given, resume)
     group = name if group is _AS_NAMED else group
-    options = _Options(given, topics, name, group, start, resume, transaction_records_max)
+    source = None
+    if source_transactions is not None:
+        source = SourceOptions(source_transactions, topics, transactions_topic, after, memory_bytes_max, spill_folder)
+        source.check(given)
+        _check_source(target, start, resume)
+    elif transactions_topic is not None or after is not None:
+        raise ConfigError(
+            "transactions_topic= and after= belong to source_transactions=, which names the relay. Nothing was read."
+        )
+    options = _Options(given, topics, name, group, start, resume, transaction_records_max, source)
     stop = stop or threading.Event()
     terminated = threading.Event()
     sigterm = SigtermWatch(lambda: _on_sigterm(terminated))
@@ -125,6 +151,18 @@ def _check(given: Mapping[str, object], resume: str | None) -> None:
     if resume not in (None, "database", "group"):
         raise ConfigError(f'resume={resume!r} is not supported: write "database" or "group", or leave it out.')
     parse_config(given)
+
+
+def _check_source(target: DatabaseTarget, start: Edge, resume: str | None) -> None:
+    wrong = None
+    if target.dead_letter is not None:
+        wrong = "dead_letter= would put a part of a transaction aside and apply the rest: leave it out"
+    elif start != "earliest":
+        wrong = "start= cannot be in the middle of transactions: write after= with the last one that the table has"
+    elif resume == "group":
+        wrong = 'the offsets of a group do not tell which transaction was the last: write resume="database"'
+    if wrong is not None:
+        raise ConfigError(f"With source_transactions= {wrong}. Nothing was read.")
 
 
 class _Run:
@@ -163,7 +201,7 @@ class _Run:
                 return
             admin = stack.enter_context(Admin(self._options.settings))
             offsets = LagOffsets(admin, self._options.group)
-            topics = admin.describe_topics(*sorted(set(self._options.topics)))  # raises if one is not there
+            topics = admin.describe_topics(*self._options.all_topics)  # raises if one is not there
             committed = offsets.committed(topics)
             store = self._until_it_works(lambda: self._take_over(home, committed))
             if store is None:
@@ -236,8 +274,21 @@ class _Run:
             with store.transaction() as handle:
                 store.move(handle, options.name, {place: (at, at) for place, at in missing.items()})
 
-    def _open_inbox(self, store: GuardedPositions) -> Inbox:
-        options = self._options
+    def _open_inbox(self, store: GuardedPositions) -> Inbox | SourceInbox:
+        options, source = self._options, self._options.source
+        if source is not None:
+            return SourceInbox(
+                store,
+                options.settings,
+                source=source.source,
+                topics=source.topics,
+                name=options.name,
+                transactions_topic=source.transactions_topic,
+                after=source.after,
+                delivery_events_max=options.records_max,
+                memory_bytes_max=source.memory_bytes_max,
+                spill_folder=source.spill_folder,
+            )
         return Inbox(
             store,
             options.settings,
@@ -249,7 +300,7 @@ class _Run:
 
     # -- one batch after the other -----------------------------------------------------------------------------------
 
-    def _read(self, inbox: Inbox, offsets: LagOffsets, idle_ms: float | None) -> None:
+    def _read(self, inbox: Inbox | SourceInbox, offsets: LagOffsets, idle_ms: float | None) -> None:
         poll_ms = _POLL_MS if idle_ms is None else min(_POLL_MS, idle_ms)
         last_record = time.monotonic()
         while not self._is_stopping():
@@ -267,19 +318,20 @@ class _Run:
             elif idle_ms is not None and (now - last_record) * 1000 >= idle_ms and inbox.is_at_end():
                 return  # and not because the broker was slow to answer
 
-    def _step(self, inbox: Inbox, timeout_ms: float) -> Delivery | None:
+    def _step(self, inbox: Inbox | SourceInbox, timeout_ms: float) -> Delivery | SourceDelivery | None:
         """The next records, written and committed; None if none came in time."""
         if self._work is None:
             delivery = inbox.next(timeout_ms)
             if delivery is None:
                 return None
             failed: Failed = []
-            self._work = _Work(delivery, self._function.run(delivery.table, failed), failed)
+            portion = self._function.run(delivery.table, failed) if delivery.is_small else None
+            self._work = _Work(delivery, portion, failed)
         work = self._work
         self._commit(work)
         self._work = None
         self.report.committed += 1
-        self.report.records += work.delivery.table.num_rows
+        self.report.records += work.delivery.count
         return work.delivery
 
     def _after(self, error: DatabaseError) -> None:
@@ -292,12 +344,16 @@ class _Run:
 
     def _commit(self, work: _Work) -> None:
         failed = list(work.failed)
-        if work.portion.made is not None and work.portion.made.num_rows:
-            self._writer.ensure(self._database, work.portion.made.schema)
+        made = None if work.portion is None else work.portion.made
+        if made is not None and made.num_rows:
+            self._writer.ensure(self._database, made.schema)
         try:
             with work.delivery:
                 reach("before_write")
-                self._write(work.portion, failed)
+                if work.portion is not None:
+                    self._write(work.portion, failed)
+                else:
+                    self._write_parts(work.delivery, failed)
                 self._writer.finish(self._database)
                 if self._dead_letters is not None:
                     self._dead_letters.write(self._database, [RefusedRow.of(row, error) for row, error in failed])
@@ -311,6 +367,12 @@ class _Run:
         if self._dead_letters is not None:
             self._dead_letters.end(committed=committed)
             self.report.dead_letters = self._dead_letters.committed_count
+
+    def _write_parts(self, delivery: Delivery | SourceDelivery, failed: Failed) -> None:
+        """What does not fit into memory at once: part by part, all within the present transaction."""
+        self._database.allow_idle()  # the function takes its time in between
+        for table in delivery.tables():
+            self._write(self._function.run(table, failed), failed)
 
     def _write(self, portion: Portion, failed: Failed) -> None:
         """Write the rows of a portion. If one is refused, find the record by halves and go on without it."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from semel.bridges.database import TABLES, Column, Database
+from semel.bridges.failpoints import reach
 from semel.bridges.merge import quote
 from semel.bridges.positions import BEGIN_BLOCK, END_BLOCK, Result, SqlPositions, ended_in_block
 from semel.bridges.value_ranges import check_ranges
@@ -88,10 +89,12 @@ class SqlitePositions(SqlPositions):
             connection.execute(BEGIN_BLOCK)
             yield connection
             _end_block(connection)
+            reach("before_commit")
         except BaseException:
             connection.rollback()
             raise
         connection.commit()
+        reach("after_commit")
 
 
 def _end_block(connection: sqlite3.Connection) -> None:

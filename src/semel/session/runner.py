@@ -52,6 +52,11 @@ def _check_names(options: Mapping[str, object]) -> None:
     for wrong, right in _OTHER_NAMES.items():
         if wrong in options and right not in options:
             raise TypeError(f"semel.run() has no option {wrong!r}: write {right}=.")
+    if "source_transactions" in options:
+        raise ConfigError(
+            "semel.run() gives whole source transactions to a database. Into a topic, use semel.SourceSession: "
+            "its transaction.source_transactions() gives them one by one. Nothing was read."
+        )
     missing = [name for name in ("group", "topics", "name") if name not in options]
     if missing:
         raise TypeError(f"semel.run() needs {' and '.join(f'{name}=' for name in missing)}.")
