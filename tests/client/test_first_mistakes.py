@@ -59,6 +59,6 @@ def test_an_argument_of_another_client_is_answered_with_its_name_here(
 def test_the_public_module_shows_its_public_names_only() -> None:
     """`dir(semel)` is a table of contents, and Row, which functions return, is in it."""
     shown = {name for name in dir(semel) if not name.startswith("_")}
-    assert shown == {*semel.__all__, "effects"}
+    assert shown == {*semel.__all__, "advise", "effects"}
     row = semel.Row("t", 0, 5, 0, b"k", b"v")
     assert row._replace(value=b"w").value == b"w"

@@ -53,7 +53,12 @@ class Environment:
         self.variables = {**kept, "PATH": f"{self.bin}:{os.environ['PATH']}", "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(
-        self, *command: str, given: str = "", timeout: float = 240, variables: Mapping[str, str] = MappingProxyType({})
+        self,
+        *command: str,
+        given: str = "",
+        timeout: float = 240,
+        variables: Mapping[str, str] = MappingProxyType({}),
+        folder: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(self.bin / command[0]), *command[1:]],
@@ -62,7 +67,7 @@ class Environment:
             text=True,
             timeout=timeout,
             check=False,
-            cwd=self.work,
+            cwd=folder or self.work,
             env={**self.variables, **variables},
         )
 
@@ -139,7 +144,8 @@ def run_examples(
         for one in wanted
     ]
     runner = shutil.copy(HERE / "example_runner.py", folder)
-    done = environment.run("python", str(runner), given=json.dumps(plan), variables=variables)
+    # Pages share names of files, such as shop.db: each runs in a folder of its own.
+    done = environment.run("python", str(runner), given=json.dumps(plan), variables=variables, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert re.findall(r"^ran (.*)$", done.stdout, re.MULTILINE) == [one.name for one in wanted]
     assert wanted

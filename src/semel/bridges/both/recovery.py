@@ -83,6 +83,7 @@ class Seen:
 def decide_step(decision: Decision, seen: Seen) -> Step:
     """What to do next about this decision.
 
+    >>> from semel.client.ownership import ProducerIdentity
     >>> decision = Decision("d1", "c", ProducerIdentity(7, 3), 2, ())
     >>> decide_step(decision, Seen("c"))
     <Step.SEND_END: 'send EndTxn(commit)'>
