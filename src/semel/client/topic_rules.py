@@ -23,6 +23,8 @@ _MISSING_PATIENCE_MS: Final = 3_000
 _BYTES_MAX: Final = "max.message.bytes"
 _POLICY: Final = "cleanup.policy"
 _COMPRESSION: Final = "compression.type"
+OWN_TOPICS: Final = frozenset({"semel-ledger", "semel-relay-progress", "semel-source-progress"})
+"""Where Semel keeps progress unless a user names other topics. A row that named one could overwrite a pipeline's."""
 _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
@@ -77,6 +79,7 @@ class TopicLookup:
         wanted = [topic for topic in topics if topic not in self._known]
         for topic in [topic for topic in wanted if not is_legal_name(topic)]:
             self._known[topic] = TopicRules(problem=f"{topic[:100]!r} is not a legal name for a topic.")
+        self._known |= {topic: keeps_progress(topic) for topic in OWN_TOPICS.intersection(wanted)}
         wanted = [topic for topic in wanted if topic not in self._known]
         if not wanted:
             return
@@ -105,6 +108,10 @@ class TopicLookup:
             if patience.is_spent:
                 raise failure(code, Api.METADATA, f"topic {topic!r}")
             patience.pause(verdict(code, Api.METADATA))
+
+
+def keeps_progress(topic: str) -> TopicRules:
+    return TopicRules(problem=f"Topic {topic!r} keeps the progress of pipelines, and takes nothing else.")
 
 
 def is_legal_name(topic: str) -> bool:

@@ -81,6 +81,8 @@ def make_options(
         raise ConfigError(f"resume={resume!r} is not understood: write {' or '.join(map(repr, get_args(Resume)))}.")
     if group == "":
         raise ConfigError("group is empty: name the group, leave it out for the pipeline's name, or pass None.")
+    if topic == ledger:
+        raise ConfigError(f"topic={topic!r} is where the ledger is kept: rows need a topic of their own.")
     if dead_letter is not None:
         _check_dead_letter(dead_letter, dead_letter_max, {topic: "output topic", ledger: "ledger"})
     kafka = _kafka_settings({**(settings or {}), **more_settings})

@@ -197,6 +197,22 @@ def test_bad_rows_stop_the_relay_with_the_row_named(outbox: Outbox) -> None:
     assert sorted(outbox.numbers()) == list(range(1, 10))
 
 
+def test_a_row_cannot_write_the_progress_of_a_relay(outbox: Outbox) -> None:
+    """Such a row could make another relay begin again, skip rows, or not start at all."""
+    outbox.write(1, 5)
+    own = outbox.create_topic(f"own-progress-{outbox.name}", 16, cleanup_policy="compact")
+    assert outbox.relay().rows == 5
+    assert outbox.relay(name=f"{outbox.name}-2", progress_topic=own, topic=outbox.topic).rows == 5
+    for topic in ("semel-relay-progress", "semel-ledger", "semel-source-progress", own):
+        outbox.do(f"INSERT INTO outbox (topic, key, value) VALUES ('{topic}', '/relay/{outbox.name}', 'no progress')")
+        with pytest.raises(semel.RecordFailed, match="keeps the progress of pipelines"):
+            outbox.relay(name=f"{outbox.name}-2", progress_topic=own)
+        with pytest.raises(semel.ConfigError, match="progress"):
+            outbox.relay(topic=topic, progress_topic=topic)
+        outbox.do(f"DELETE FROM outbox WHERE topic = '{topic}'")
+    assert outbox.relay().rows == 0
+
+
 def test_bad_rows_go_to_the_dead_letter_topic_inside_the_same_transaction(outbox: Outbox) -> None:
     """An unknown topic, a row too large for its topic, headers that are no JSON object: each once, with its reason."""
     letters = outbox.create_topic(f"letters-{outbox.name}", 1)

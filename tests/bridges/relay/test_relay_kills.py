@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from relay_scene import Outbox, broker, in_postgres, outbox, server
 from session_scene import wait_until
@@ -176,3 +177,33 @@ def test_a_relay_goes_on_after_postgres_and_the_broker_were_restarted() -> None:
             running.join(60)
         assert outbox.has_each_once(150)
         assert [report.rows for report in reports] == [150]
+
+
+@pytest.mark.parametrize("way", ["rolled back", "asynchronous"])
+def test_transaction_ids_that_a_crash_of_postgres_gives_out_again_lose_no_row(broker: EmbeddedBroker, way: str) -> None:
+    """G1: such transactions are not on disk when they end. New rows under their ids are not taken for relayed ones."""
+    with Postgres(settings={"checkpoint_timeout": "1h"}) as server:
+        outbox = Outbox("postgres", server.uri, broker.bootstrap)
+        outbox.make_table()
+        outbox.do("CREATE TABLE other (number int)")
+        with psycopg.connect(server.uri, autocommit=True) as connection:
+            [(writer,)] = connection.execute(
+                "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
+            ).fetchall()
+            os.kill(writer, signal.SIGSTOP)  # it would write them to disk after 200 ms
+            outbox.write(1, 1)
+            for _ in range(20):
+                if way == "asynchronous":
+                    connection.execute("SET synchronous_commit = off")
+                    connection.execute("INSERT INTO other VALUES (1)")
+                else:
+                    with connection.transaction(force_rollback=True):
+                        connection.execute("INSERT INTO other VALUES (1)")
+            assert outbox.relay().rows == 1
+        os.kill(writer, signal.SIGCONT)
+        server.stop_at_once()
+        server.start()
+        for number in range(2, 42):
+            outbox.write(number, number)
+        assert outbox.relay().rows == 40
+        assert outbox.has_each_once(41)

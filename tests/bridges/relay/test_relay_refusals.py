@@ -284,3 +284,9 @@ def test_a_server_that_was_promoted_goes_on_only_when_told() -> None:
         decide(there, "continue", is_behind=True)
     with pytest.raises(semel.ConfigError, match="another kind of database"):
         decide({"kind": "sqlite", "home": "x", "table": "t"}, "continue")
+
+
+@pytest.mark.parametrize("value", [b"garbage", b"[1]", b"7", b"\xff"])
+def test_progress_that_something_else_has_written_is_told_in_a_sentence(value: bytes) -> None:
+    with pytest.raises(semel.ConfigError, match="cannot be read"):
+        RelayProgress.decode(value)

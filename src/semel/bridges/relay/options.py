@@ -100,6 +100,8 @@ def make_options(
             f"transaction_rows_max={rows_max}, poll_ms={poll_ms:g} and retry_s={retry_s:g} must be positive."
         )
     template = TopicTemplate.parse(topic)
+    if template.fixed == progress_topic:
+        raise ConfigError(f"topic={topic!r} is where progress is kept: events need a topic of their own.")
     if dead_letter is not None:
         if dead_letter in (template.fixed, progress_topic):
             raise ConfigError(f"dead_letter={dead_letter!r} is used for something else: dead letters need a topic.")

@@ -121,13 +121,26 @@ class PostgresSource(RowSource):
     def _look(self) -> tuple[Snapshot, int | None]:
         """The present snapshot, and the highest transaction id of a row that it shows.
 
+        After a crash Postgres gives out again the ids of transactions that had not reached its disk: those that were
+        rolled back, and those with `synchronous_commit = off`. A relay that has counted them as ended would take new
+        rows for relayed ones. So a snapshot is used once everything that it shows is on disk.
+
         A bare name in ORDER BY is first looked for among the results, where the id is text: hence `row.`.
         """
-        [(snapshot, newest)] = self._database.execute(
+        [(snapshot, newest, is_on_disk)] = self._database.execute(
             "SELECT pg_current_snapshot()::text, "
-            f"(SELECT {self._xid}::text FROM {self._name} AS row ORDER BY row.{self._xid} DESC LIMIT 1)"
+            f"(SELECT {self._xid}::text FROM {self._name} AS row ORDER BY row.{self._xid} DESC LIMIT 1), "
+            "pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn()"
         ).rows
+        if not is_on_disk:
+            self._write_to_disk()
         return Snapshot.parse(snapshot), None if newest is None else int(newest)
+
+    def _write_to_disk(self) -> None:
+        """Everything that transactions have logged until now. A commit waits for all that was logged before it."""
+        with self._database.transaction():
+            self._database.execute("SET LOCAL synchronous_commit = local")
+            self._database.execute("SELECT pg_logical_emit_message(true, 'semel-relay', '')")
 
     def _find_ids(self, horizon: Horizon, interval: Interval) -> _Waiting:
         columns = self._chosen

@@ -37,7 +37,14 @@ class RelayProgress:
         >>> RelayProgress.decode(RelayProgress({"kind": "sqlite"}, {"after": 7}, rows=3).encode()).position
         {'after': 7}
         """
-        known = json.loads(value)
+        try:
+            known = dict(json.loads(value))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                "The progress of this relay cannot be read: something else has written under its key into the progress "
+                "topic. Nothing was relayed. Find the writer; then use another name=, and delete the rows of the table "
+                "that were relayed."
+            ) from error
         if known.get("format") != 1:
             raise ConfigError(
                 f"The progress of this relay has format {known.get('format')}, which this release cannot read. Nothing "

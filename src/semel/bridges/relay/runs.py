@@ -21,7 +21,7 @@ from semel.bridges.retries import Retries
 from semel.client.cluster import Cluster
 from semel.client.dead_letter_topic import check_usable
 from semel.client.settings import parse_config
-from semel.client.topic_rules import TopicLookup, TopicRules
+from semel.client.topic_rules import TopicLookup, TopicRules, keeps_progress
 from semel.errors import (
     BrokerUnreachable,
     CommitUnknown,
@@ -255,7 +255,7 @@ class RelayRun:
                 publisher.recover()
                 if is_topic_gone:  # since it was looked up: then the rows that name it are the bad ones
                     is_looked_up_again = True
-                    self._rules.clear()
+                    self._rules_until = 0.0
                     continue
                 if count > 1:
                     count //= 2
@@ -285,7 +285,8 @@ class RelayRun:
         """Topics that take records are not asked for again at once; those that do not are, each time."""
         now = time.monotonic()
         if now >= self._rules_until:
-            self._rules, self._rules_until = {}, now + _RULES_KEPT_S
+            barred = self._options.progress_topic
+            self._rules, self._rules_until = {barred: keeps_progress(barred)}, now + _RULES_KEPT_S
         return _RememberingLookup(publisher.cluster, self._rules)
 
     def _refuse(self, rows: pa.Table, reason: str) -> RecordFailed:
