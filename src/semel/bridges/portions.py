@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
+from semel.bridges.ragged_rows import columns_of
 from semel.bridges.row_columns import RowColumns
 from semel.errors import ConfigError, RecordFailed, ValueDoesNotFit
 from semel.session.dead_letter_box import origin
@@ -28,6 +29,11 @@ class Portion(Protocol):
 
     @property
     def made(self) -> pa.Table | None: ...
+
+    @property
+    def columns(self) -> Sequence[frozenset[str]] | None:
+        """Which columns each of the rows has; None if all have all of them."""
+        ...
 
     @property
     def count(self) -> int:
@@ -113,7 +119,7 @@ class Function:
         except ValueDoesNotFit:
             rows, made, ends = self._without_misfits(rows, made, ends, failed)
             table = self._columns.table(made)
-        return _RowPortion(rows, table, ends)
+        return _RowPortion(rows, table, columns_of(made), ends)
 
     def _without_misfits(
         self, rows: list[Row], made: list[Mapping[str, Any]], ends: list[int], failed: Failed
@@ -164,6 +170,7 @@ class _TablePortion:
     records: pa.Table
     made: pa.Table | None
     runs_again: bool = True
+    columns: None = None
 
     @property
     def count(self) -> int:
@@ -181,14 +188,25 @@ class _TablePortion:
 class _RowPortion:
     rows: Sequence[Row]
     table: pa.Table
+    """The rows of this portion and of those that it was cut from."""
+    table_columns: Sequence[frozenset[str]]
+    """Which columns each row of `table` has."""
     ends: Sequence[int]
-    """For each record, where its rows end in the table that they were all in."""
+    """For each record, where its rows end in `table`."""
     begin: int = 0
     runs_again: bool = False
 
     @property
     def made(self) -> pa.Table:
-        return self.table.slice(self.begin, self.ends[-1] - self.begin) if self.rows else self.table.slice(0, 0)
+        return self.table.slice(self.begin, self._end - self.begin)
+
+    @property
+    def columns(self) -> Sequence[frozenset[str]]:
+        return self.table_columns[self.begin : self._end]
+
+    @property
+    def _end(self) -> int:
+        return self.ends[-1] if self.rows else self.begin
 
     @property
     def count(self) -> int:
@@ -199,8 +217,8 @@ class _RowPortion:
 
     def halves(self, failed: Failed) -> Iterator[Portion]:
         half = len(self.rows) // 2
-        yield _RowPortion(self.rows[:half], self.table, self.ends[:half], self.begin)
-        yield _RowPortion(self.rows[half:], self.table, self.ends[half:], self.ends[half - 1])
+        yield replace(self, rows=self.rows[:half], ends=self.ends[:half])
+        yield replace(self, rows=self.rows[half:], ends=self.ends[half:], begin=self.ends[half - 1])
 
 
 def _cut(records: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -212,12 +230,15 @@ def _dictionaries(returned: Any) -> list[Mapping[str, Any]]:
     """What a function of rows has returned: a dictionary, several, or None."""
     if returned is None:
         return []
+    found = returned
     if isinstance(returned, Mapping):
-        return [returned]
-    if isinstance(returned, Iterable) and not isinstance(returned, str | bytes):
+        found = [returned]
+    elif isinstance(returned, Iterable) and not isinstance(returned, str | bytes):
         found = list(returned)
-        if all(isinstance(one, Mapping) for one in found):
-            return found
+    if isinstance(found, list) and all(isinstance(one, Mapping) for one in found):
+        if not all(found):
+            raise ValueError("the function returned a dictionary without columns: return None to write nothing")
+        return found
     raise TypeError(
         f"the function returned {type(returned).__name__}: return a dictionary from column to value, a list of them, "
         "or None to write nothing"

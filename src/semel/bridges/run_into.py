@@ -179,7 +179,7 @@ class _Run:
         self.report = RunReport()
         self._options = options
         self._is_stopping = is_stopping
-        self._writer = TableWriter(target.options)
+        self._writer = TableWriter(target.options, types_are_guessed=by == "row")
         self._dead_letters = None
         if target.dead_letter is not None:
             self._dead_letters = DeadLetterTable(
@@ -382,7 +382,9 @@ class _Run:
         try:
             with self._database.savepoint():
                 self._writer.ensure(self._database, made.schema)
-                self._writer.write_part(self._database, made)
+                for part in self._writer.part(made, portion.columns):
+                    self._writer.ensure(self._database, part.schema)
+                    self._writer.write_part(self._database, part)
                 self._database.check_constraints()
         except ValueDoesNotFit as error:
             if portion.count > 1:

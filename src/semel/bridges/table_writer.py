@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -34,12 +35,15 @@ from semel.bridges.merge import (
     quote_table,
     tombstones_of,
 )
+from semel.bridges.ragged_rows import part_table
 from semel.errors import ConfigError, DatabaseError, InvalidState, ValueDoesNotFit
 
 NewColumns = Literal["refuse", "add", "ignore"]
 
 _PLANS_MAX: Final = 20
 """Of how many schemas to remember the checks: rows from dictionaries may change theirs from batch to batch."""
+_DIGITS: Final = re.compile(r"\(\d+,\d+\)")
+"""Those of a decimal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +94,14 @@ class _Plan:
 
 
 class TableWriter:
-    """Checks the table, and writes to it. One for each connection; `check` comes first."""
+    """Checks the table, and writes to it. One for each connection; `check` comes first.
 
-    def __init__(self, options: TableOptions) -> None:
+    With `types_are_guessed`, the rows' types come from some of their values, and others may have more digits.
+    """
+
+    def __init__(self, options: TableOptions, *, types_are_guessed: bool = False) -> None:
         self.options = options
+        self._types_are_guessed = types_are_guessed
         self._rule = options.rule
         self._plan: _Plan | None = None
         self._plans: list[_Plan] = []
@@ -309,7 +317,8 @@ class TableWriter:
                 f"Column {one.name!r} is null in all rows of the first batch, so its type is not known; nothing was "
                 f'written. Name it, such as types={{"{one.name}": "text"}}, or create the table yourself.'
             )
-        return named or database.sql_type(one.type)
+        kind = named or database.sql_type(one.type)
+        return _DIGITS.sub("", kind) if named is None and self._types_are_guessed else kind
 
     def _check_columns(self, database: Database, wanted: Sequence[pa.Field], table: Mapping[str, Column]) -> None:
         rule = self._rule
@@ -367,6 +376,34 @@ class TableWriter:
         counts = self.write_part(database, table)
         self.finish(database)
         return counts
+
+    def part(self, rows: pa.Table, columns: Sequence[frozenset[str]] | None) -> list[pa.Table]:
+        """Rows of which each has only some of the columns, as tables to be written one after the other by `write_part`.
+        `ensure` comes first, and once more for each of them.
+
+        `columns` has those of each row; None if all have all of them.
+        """
+        rule, plan = self._rule, self._plan
+        if columns is None or plan is None or rule.statement is not None:
+            return [rows]
+        named = {*rule.key, rule.version, rule.event_time, rule.delete}
+        always = named | {name for name, column in plan.table.items() if column.is_required}
+        written = set(plan.columns)
+        written_of = {own: (own | always) & written for own in set(columns)}
+        found = [written_of[own] for own in columns]
+        if not all(found):
+            row = found.index(frozenset())
+            raise ValueDoesNotFit(f"Row {row}: it has none of the columns of table {rule.table!r}.", row=row)
+        return part_table(rows, found, self._keys(rows) if len(set(found)) > 1 else None)
+
+    def _keys(self, rows: pa.Table) -> Sequence[Hashable] | None:
+        """Two rows have the same one here if their keys are equal in the table, whose order counts then."""
+        if not self._rule.key:
+            return None
+        types = {name: rows.schema.field(name).type for name in self._rule.key}
+        if not all(self.compares_as_staged(name) and _is_equal_as_in_python(kind) for name, kind in types.items()):
+            return [None] * rows.num_rows  # any two may be equal
+        return list(zip(*(rows.column(name).to_pylist() for name in types), strict=True))
 
     def write_part(self, database: Database, table: pa.Table) -> WriteCounts:
         """Some of the rows of a transaction. `finish` comes after the last of them."""
@@ -634,6 +671,11 @@ class _Loaded:
         except Exception as error:
             self.failure = error
             raise
+
+
+def _is_equal_as_in_python(kind: pa.DataType) -> bool:
+    """Not so NaN, which is equal to itself in databases."""
+    return not (pa.types.is_floating(kind) or pa.types.is_nested(kind))
 
 
 def _type_in(column: Column) -> str:
