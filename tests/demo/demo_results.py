@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from semel.demo.judgement import TableTally, Tally
+from semel.demo.judgement import RelayTally, TableTally, Tally
 from semel.demo.pipeline_names import PLAIN, SEMEL
 from semel.demo.readers import Sample
 from semel.demo.run import DemoSettings, Result, Struck
@@ -17,6 +17,7 @@ CLEAN_TABLE = TableTally(
     expected=1000, found=1000, lost=0, repeated=0, wrong=0, expected_cents=5_000_000, found_cents=5_000_000
 )
 DIRTY_TABLE = replace(CLEAN_TABLE, found=1093, repeated=93, found_cents=5_456_789)
+CLEAN_RELAY = RelayTally(expected=1000, lost=0, repeated=0, wrong=0)
 
 
 def make_result(
@@ -24,11 +25,13 @@ def make_result(
     semel: Tally = CLEAN,
     plain_table: TableTally = DIRTY_TABLE,
     semel_table: TableTally = CLEAN_TABLE,
+    relay: RelayTally = CLEAN_RELAY,
 ) -> Result:
     return Result(
         settings=DemoSettings(Path("somewhere"), 20.0, 7),
         tallies={PLAIN: plain, SEMEL: semel},
         table_tallies={PLAIN: plain_table, SEMEL: semel_table},
+        relay_tally=relay,
         database="Postgres",
         kills=[
             Struck("driver", 4.0, "while <something> was written, 9 processes", {PLAIN: 55, SEMEL: 0}, 9.5),

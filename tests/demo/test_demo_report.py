@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
-from demo_results import CLEAN, CLEAN_TABLE, DIRTY, DIRTY_TABLE, make_result
+from demo_results import CLEAN, CLEAN_RELAY, CLEAN_TABLE, DIRTY, DIRTY_TABLE, make_result
 
 from semel.demo.pipeline_names import PLAIN, SEMEL
 from semel.demo.report import conclusion, per_second, render, repeated_so_far, waiting
@@ -17,7 +17,16 @@ from semel.demo.run import Result
 def test_the_page_shows_both_columns_the_kills_and_needs_nothing_from_elsewhere() -> None:
     """Inline SVG, no script, no link; what a kill is called is escaped."""
     page = render(make_result())
-    for row in ("orders sent", "lost", "repeated", "torn", "rows found", "rows lost", "rows repeated", "total found"):
+    for row in (
+        "orders taken",
+        "lost",
+        "repeated",
+        "torn",
+        "rows found",
+        "rows lost",
+        "rows repeated",
+        "total found",
+    ):
         assert f"<td>{row}</td>" in page
     assert '<span class="bad">141</span>' in page
     assert "123.45 EUR too much" in page
@@ -60,10 +69,14 @@ def test_the_lines_of_the_charts_are_what_the_reader_got() -> None:
         (make_result(semel_table=replace(CLEAN_TABLE, repeated=1)), 1, "not all zeros"),
         (make_result(semel_table=replace(CLEAN_TABLE, wrong=1)), 1, "not all zeros"),
         (make_result(plain_table=replace(DIRTY_TABLE, repeated=0)), 2, "nothing to compare"),
+        (make_result(relay=replace(CLEAN_RELAY, lost=1)), 1, "the relay has lost 1"),
+        (make_result(relay=replace(CLEAN_RELAY, repeated=1)), 1, "repeated 1"),
+        (make_result(relay=replace(CLEAN_RELAY, wrong=1)), 1, "1 records are of no order"),
     ],
     ids=[
         *("shown", "repeated", "torn", "lost", "nothing"),
         *("row lost", "row repeated", "row wrong", "nothing in the table"),
+        *("order lost", "order repeated", "order unknown"),
     ],
 )
 def test_the_exit_code_and_the_sentence_follow_from_the_table(result: Result, code: int, says: str) -> None:

@@ -28,7 +28,7 @@ def row(output: str, name: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("database", ["postgres", "sqlite"])
 def test_a_small_demo_has_zeros_for_semel_and_repeats_for_the_plain_sink(tmp_path: Path, database: str) -> None:
-    """E2, E3, F1: executor, broker, database and driver are killed under a running query; everything is there once.
+    """E2, E3, F1, G1: executor, broker, database, relay and driver are killed; everything is there once.
 
     In the topics and in the table. The plain sink repeats in both, so the kills hit where it matters.
     """
@@ -36,7 +36,7 @@ def test_a_small_demo_has_zeros_for_semel_and_repeats_for_the_plain_sink(tmp_pat
     command = [*COMMAND, "--seconds", "5", "--seed", "7", "--database", database, "--report", str(page)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    sent, also_sent = row(done.stdout, "orders sent")
+    sent, also_sent = row(done.stdout, "orders taken")
     assert sent == also_sent > 500
     for name in ("lost", "wrong", "rows lost", "rows wrong"):
         assert row(done.stdout, name) == (0, 0)
@@ -47,10 +47,11 @@ def test_a_small_demo_has_zeros_for_semel_and_repeats_for_the_plain_sink(tmp_pat
     assert row(done.stdout, "torn")[1] == 0
     assert row(done.stdout, "rows expected") == (sent, sent)
     assert row(done.stdout, "rows found") == (sent + row(done.stdout, "rows repeated")[0], sent)
-    for victim in ("driver", "executor", "broker", *(["database"] if database == "postgres" else [])):
+    for victim in ("driver", "executor", "broker", "relay", *(["database"] if database == "postgres" else [])):
         assert f"kill -9 {victim}" in done.stdout
     other = "--database sqlite" if database == "postgres" else "pip install 'semel[postgres,clients]'"
     assert re.search(rf"^Database: {database}.*{re.escape(other)}", done.stdout, re.MULTILINE | re.IGNORECASE)
+    assert f"each of the {sent:,} orders came from the shop's database to Kafka once" in " ".join(done.stdout.split())
     assert "<svg" in page.read_text()
     assert list(tmp_path.iterdir()) == [page]
 

@@ -41,7 +41,9 @@ def demo(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the broker's data, checkpoints and Spark's log.")] = False,
 ) -> None:
-    """Kill Spark, the Kafka broker and the database while one pipeline writes to both, with a plain sink and Semel's.
+    """Kill Spark, the Kafka broker, the database and the relay that reads from it, while one pipeline writes to both.
+
+    The pipeline runs twice at the same time, with the usual sinks and with Semel's.
 
     Exits with status 1 if Semel lost, repeated or tore anything, and with 2 if the plain sink had nothing to show.
     """
@@ -96,7 +98,7 @@ def _view(progress: Progress) -> Table:
 
     view = Table.grid(padding=(0, 2))
     view.add_row(f"{progress.elapsed_s:.0f} s", progress.stage)
-    view.add_row("orders sent", f"{progress.sent:,}")
+    view.add_row("orders taken", f"{progress.sent:,}")
     for pipeline in PIPELINES:
         repeated = progress.repeated[pipeline]
         told = f"[red]{repeated:,} twice[/red]" if repeated else "[green]none twice[/green]"

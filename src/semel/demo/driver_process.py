@@ -44,8 +44,7 @@ class DriverProcess:
     def check(self) -> None:
         """Raise if it has ended by itself."""
         if self._process.poll() is not None and not self._is_killed:
-            last = self._log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
-            words = "\n".join(last)
+            words = last_words(self._log)
             raise DriverFailed(f"The Spark driver ended with code {self._process.poll()}. Its last words:\n{words}")
 
     def kill(self) -> int:
@@ -81,3 +80,8 @@ class DriverProcess:
             # The JVM shares the pipe and may say something of its own; a kill can cut the last line short.
             if line.startswith(b"{") and line.endswith(b"}\n"):
                 self._listen(json.loads(line))
+
+
+def last_words(log: Path) -> str:
+    """The last lines of what a process has said."""
+    return "\n".join(log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:])

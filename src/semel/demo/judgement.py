@@ -63,6 +63,36 @@ class TableTally:
         return not (self.lost or self.repeated or self.wrong)
 
 
+@dataclass(frozen=True, slots=True)
+class RelayTally:
+    """Of the relay: what it made of the orders in the shop's database."""
+
+    expected: int
+    lost: int
+    repeated: int
+    """Records beyond the first of each order."""
+    wrong: int
+    """Records of orders that the database does not have."""
+
+    @property
+    def is_exactly_once(self) -> bool:
+        return not (self.lost or self.repeated or self.wrong)
+
+
+def judge_relay(expected: Set[bytes], found: Counter[bytes]) -> RelayTally:
+    """Compare the orders in the database with those in Kafka.
+
+    >>> judge_relay({b"1", b"2"}, Counter([b"1", b"1", b"3"]))
+    RelayTally(expected=2, lost=1, repeated=1, wrong=1)
+    """
+    return RelayTally(
+        expected=len(expected),
+        lost=len(expected - found.keys()),
+        repeated=_repeats(expected, found),
+        wrong=sum(count for order, count in found.items() if order not in expected),
+    )
+
+
 def judge_table(expected: Set[Sale], found: Counter[Sale]) -> TableTally:
     """Compare what must be in the table with what is in it.
 

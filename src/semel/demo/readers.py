@@ -11,7 +11,7 @@ from typing import Final
 
 from semel.client.fetcher import Fetcher
 from semel.demo.judgement import half_orders
-from semel.demo.orders import INVOICES, PARCELS, TOPICS
+from semel.demo.orders import INPUT, INVOICES, PARCELS, TOPICS
 from semel.demo.pipeline_names import PIPELINES, topic_of
 
 PARTITIONS: Final = 2
@@ -39,14 +39,20 @@ class _Seen:
 
 
 class LiveReader(threading.Thread):
-    """Follows the invoices of both pipelines while they are written."""
+    """Follows the orders, and the invoices of both pipelines, while they are written."""
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(name="demo-reader", daemon=True)
         self._servers = bootstrap
         self._is_over = threading.Event()
         self._seen = {pipeline: _Seen() for pipeline in PIPELINES}
+        self._relayed = _Seen()
         self.error: Exception | None = None
+
+    @property
+    def relayed(self) -> int:
+        """How many of the shop's orders are in Kafka."""
+        return len(self._relayed.orders)
 
     def orders(self, pipeline: str) -> int:
         return len(self._seen[pipeline].orders)
@@ -71,6 +77,7 @@ class LiveReader(threading.Thread):
 
     def _follow(self) -> None:
         by_topic = {topic_of(pipeline, INVOICES): self._seen[pipeline] for pipeline in PIPELINES}
+        by_topic[INPUT] = self._relayed
         with Fetcher({"bootstrap.servers": self._servers}) as fetcher:
             fetcher.assign(dict.fromkeys(partitions_of(*by_topic), 0))
             while not self._is_over.is_set():
@@ -90,6 +97,11 @@ def read_values(bootstrap: str, pipeline: str) -> dict[str, Counter[bytes]]:
         topic: Counter(_read(bootstrap, topic_of(pipeline, topic), "value"))  # one after another: they fit into memory
         for topic in TOPICS
     }
+
+
+def read_orders(bootstrap: str) -> Counter[bytes]:
+    """The numbers of the orders that the relay has brought to Kafka, and how often."""
+    return Counter(_read(bootstrap, INPUT, "key"))
 
 
 def look_for_half_orders(bootstrap: str) -> dict[str, set[bytes]]:

@@ -14,12 +14,21 @@ from semel.broker.process import Broker
 from semel.client.admin import Admin
 from semel.demo.database import DemoDatabase
 from semel.demo.driver_process import DriverProcess
-from semel.demo.feeder import Feeder
-from semel.demo.judgement import TableTally, Tally, judge, judge_table
+from semel.demo.judgement import RelayTally, TableTally, Tally, judge, judge_relay, judge_table
 from semel.demo.kills import ABOUT, MOMENTS, VICTIMS, Kill, Victim, plan_kills, wait_moment
 from semel.demo.orders import INPUT, TOPICS, Order, expected, expected_sales
 from semel.demo.pipeline_names import PIPELINES, PLAIN, SEMEL, topic_of
-from semel.demo.readers import PARTITIONS, LiveReader, Moments, Sample, look_for_half_orders, read_values
+from semel.demo.readers import (
+    PARTITIONS,
+    LiveReader,
+    Moments,
+    Sample,
+    look_for_half_orders,
+    read_orders,
+    read_values,
+)
+from semel.demo.relay_process import RelayProcess
+from semel.demo.shop import Shop
 from semel.demo.tables import Kind
 from semel.demo.victims import kill_workers
 from semel.errors import RequestTimedOut
@@ -66,24 +75,31 @@ class Result:
     settings: DemoSettings
     tallies: dict[str, Tally]
     table_tallies: dict[str, TableTally]
+    relay_tally: RelayTally
     database: str
     """Which one it was: "Postgres" or "SQLite"."""
     kills: list[Struck]
     samples: dict[str, list[Sample]]
     """What the live reader got, by pipeline; times are seconds since the start."""
     fed: list[tuple[float, int]]
-    """How many orders had been sent by when."""
+    """How many orders the shop had committed by when."""
     failures: Counter[str]
     """How often Spark's query of a pipeline stopped with an error and was started again."""
     seconds: float = 0.0
 
     @property
+    def is_exactly_once(self) -> bool:
+        """Whether everything that Semel wrote is there once: the relayed orders, the records and the rows."""
+        judged = (self.relay_tally, self.tallies[SEMEL], self.table_tallies[SEMEL])
+        return all(tally.is_exactly_once for tally in judged)
+
+    @property
     def exit_code(self) -> int:
-        """1 if Semel's column is not all zeros, 2 if the plain one has nothing to compare it with.
+        """1 if Semel's column or its relay is not all zeros, 2 if the plain one has nothing to compare it with.
 
         In the topics and in the table: a run that shows only one of them has not shown what it is for.
         """
-        if not (self.tallies[SEMEL].is_exactly_once and self.table_tallies[SEMEL].is_exactly_once):
+        if not self.is_exactly_once:
             return 1
         return 0 if self.tallies[PLAIN].repeated and self.table_tallies[PLAIN].repeated else 2
 
@@ -114,6 +130,7 @@ class DemoRun:
         self._broker = Broker(data=settings.folder / "broker")
         self._database = DemoDatabase(settings.database, settings.folder)
         self._driver: DriverProcess | None = None
+        self._relay: RelayProcess | None = None
         self._kills: list[Struck] = []
         self._torn: dict[str, set[bytes]] = {pipeline: set() for pipeline in PIPELINES}
         self._lock = threading.Lock()
@@ -132,6 +149,8 @@ class DemoRun:
             finally:
                 if self._driver is not None:
                     self._driver.kill()
+                if self._relay is not None:
+                    self._relay.kill()
 
     def _run(self) -> Result:
         settings, bootstrap = self._settings, self._broker.bootstrap
@@ -140,28 +159,31 @@ class DemoRun:
             topics = [topic_of(pipeline, topic) for pipeline in PIPELINES for topic in TOPICS]
             admin.create_topics(INPUT, *topics, partitions=PARTITIONS)
         self._reader = LiveReader(bootstrap)
-        self._feeder = Feeder(bootstrap, seed=settings.seed, per_second=ORDERS_PER_SECOND, done=self._done)
+        tables = self._database.tables
+        self._shop = Shop(tables, seed=settings.seed, per_second=ORDERS_PER_SECOND, done=self._done)
+        self._shop.create_tables()
         try:
-            orders = self._feed_and_kill()
+            orders = self._sell_and_kill()
         except BaseException:
-            self._feeder.abandon()
+            self._shop.abandon()
             raise
         wanted = expected(orders)
         tallies = {
             pipeline: judge(len(orders), wanted, read_values(bootstrap, pipeline), self._torn[pipeline])
             for pipeline in PIPELINES
         }
-        sales, tables = expected_sales(orders), self._database.tables
+        sales = expected_sales(orders)
         table_tallies = {pipeline: judge_table(sales, tables.read(pipeline)) for pipeline in PIPELINES}
         samples = {
             pipeline: [Sample(one.at - self._began, one.new, one.repeated) for one in self._reader.samples(pipeline)]
             for pipeline in PIPELINES
         }
-        fed = [(at - self._began, count) for at, count in self._feeder.history]
+        fed = [(at - self._began, count) for at, count in self._shop.history]
         return Result(
             settings=settings,
             tallies=tallies,
             table_tallies=table_tallies,
+            relay_tally=judge_relay({order.key for order in orders}, read_orders(bootstrap)),
             database=self._database.title,
             kills=self._kills,
             samples=samples,
@@ -170,14 +192,16 @@ class DemoRun:
             seconds=self._now(),
         )
 
-    def _feed_and_kill(self) -> list[Order]:
-        """Everything until both pipelines have ended; returns the orders that were sent."""
+    def _sell_and_kill(self) -> list[Order]:
+        """Everything until both pipelines have ended; returns the orders that the shop has committed."""
         self._start_driver()
-        self._feeder.start()
+        self._start_relay()
+        self._shop.start()
         self._reader.start()
         self._kill_by_plan()
         self._stage = "no more orders; both work off what there is"
-        orders = self._feeder.finish()
+        orders = self._shop.finish()
+        self._wait(lambda: self._reader.relayed >= len(orders), "did not get all orders")
         self._finish_driver()
         self._stage = "counting"
         self._tell()
@@ -212,6 +236,8 @@ class DemoRun:
             struck.note += f", {kill_workers(self._running().process_id)} processes"
         elif kill.victim == "database":
             struck.note += f", {self._database.kill()} processes"
+        elif kill.victim == "relay":
+            self._relaying().kill()
         else:
             struck.note += f", {self._running().kill()} processes"
         with self._lock:
@@ -225,6 +251,9 @@ class DemoRun:
         elif kill.victim == "database":
             time.sleep(_AWAY_S)
             self._database.start()
+        elif kill.victim == "relay":
+            time.sleep(_AWAY_S)
+            self._start_relay()
         elif kill.victim == "driver":
             time.sleep(_MARKERS_S)  # a commit that the broker has been told of reaches all partitions
             for pipeline, orders in look_for_half_orders(self._broker.bootstrap).items():
@@ -232,7 +261,14 @@ class DemoRun:
                 self._torn[pipeline] |= orders
             self._start_driver()
 
-    # The driver.
+    # The relay and the driver.
+
+    def _start_relay(self) -> None:
+        self._relay = RelayProcess(self._broker.bootstrap, self._database.tables, self._settings.folder)
+
+    def _relaying(self) -> RelayProcess:
+        assert self._relay is not None
+        return self._relay
 
     def _start_driver(self) -> None:
         self._driver = DriverProcess(self._broker.bootstrap, self._database.tables, self._settings.folder, self._listen)
@@ -284,7 +320,8 @@ class DemoRun:
     def _check(self) -> None:
         """Raise if something has ended by itself, and let people know how far it is."""
         self._running().has_finished()
-        for thread in (self._feeder, self._reader):
+        self._relaying().check()
+        for thread in (self._shop, self._reader):
             if thread.error is not None:
                 raise thread.error
         if time.monotonic() - self._last_watched > 0.2:
@@ -297,7 +334,7 @@ class DemoRun:
             Progress(
                 elapsed_s=self._now(),
                 stage=self._stage,
-                sent=len(self._feeder.sent),
+                sent=len(self._shop.sent),
                 done={pipeline: self._reader.orders(pipeline) for pipeline in PIPELINES},
                 repeated={pipeline: self._reader.repeated(pipeline) for pipeline in PIPELINES},
                 kills={victim: struck.count(victim) for victim in self._victims()},

@@ -38,9 +38,17 @@ class Tables:
 
         return psycopg.connect(self.place)
 
+    @property
+    def mark(self) -> str:
+        """Where a value goes in a statement."""
+        return "?" if self.kind == "sqlite" else "%s"
+
+    def address(self, pipeline: str) -> str:
+        """As commands of Semel take it."""
+        return str(self._file(pipeline)) if self.kind == "sqlite" else self.place
+
     def insert_into(self, pipeline: str) -> str:
-        mark = "?" if self.kind == "sqlite" else "%s"
-        marks = ", ".join([mark] * len(Sale._fields))
+        marks = ", ".join([self.mark] * len(Sale._fields))
         return f"INSERT INTO {table_of(pipeline)} ({', '.join(Sale._fields)}) VALUES ({marks})"
 
     def target(self, pipeline: str) -> DatabaseTarget:
