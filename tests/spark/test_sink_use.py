@@ -470,7 +470,7 @@ def test_a_renamed_pipeline_stops_the_run_under_its_old_name(
 
     def each(df: DataFrame, batch_id: int) -> None:
         if batch_id == 1:
-            renamed.take_over(Question(renamed.options.name, batch_id, read_input(df, batch_id, None)))
+            renamed._pipeline.take_over(Question(renamed.options.name, batch_id, read_input(df, batch_id, None)))
         sink(df, batch_id)
 
     with pytest.raises(StreamingQueryException, match="has taken over"):
@@ -494,12 +494,12 @@ def test_a_renamed_pipeline_that_dies_before_it_fences_the_old_name_does_so_at_i
 
     def each(df: DataFrame, batch_id: int) -> None:
         batch_input = read_input(df, batch_id, None)
-        sink.take_over(Question(name, batch_id, batch_input))
+        sink._pipeline.take_over(Question(name, batch_id, batch_input))
         with monkeypatch.context() as patched:
-            patched.setattr("semel.spark.sink.PipelineOwner", die)
+            patched.setattr("semel.spark.pipeline.PipelineOwner", die)
             with pytest.raises(RuntimeError, match="killed here"):
-                renamed.take_over(Question(renamed.options.name, batch_id, batch_input))
-        renamed.take_over(Question(renamed.options.name, batch_id, batch_input))
+                renamed._pipeline.take_over(Question(renamed.options.name, batch_id, batch_input))
+        renamed._pipeline.take_over(Question(renamed.options.name, batch_id, batch_input))
         sink(df, batch_id)
 
     with pytest.raises(StreamingQueryException, match="has taken over"):

@@ -68,6 +68,7 @@ class Producer:
         sleep: Callable[[float], None] = time.sleep,
         make_cluster: Callable[..., Cluster] = Cluster,
         start_thread: StartThread | None = start_daemon,
+        resumed: ProducerIdentity | None = None,
         **more_settings: object,
     ) -> None:
         config = parse_config(merge_settings(settings, more_settings))
@@ -93,7 +94,7 @@ class Producer:
             if start_thread is not None:
                 self._linger = Linger(self, self.config.linger_ms, start_thread)
         try:
-            self._initialize()
+            self._initialize(resumed)
         except BaseException:
             self.cluster.close()
             raise
@@ -103,11 +104,11 @@ class Producer:
         if self._must_be_closed:
             left_open.watch(self)
 
-    def _initialize(self) -> None:
+    def _initialize(self, resumed: ProducerIdentity | None) -> None:
         config = self.config
         if config.transactional_id is not None:
             self._owner = TransactionOwner(
-                self.cluster, self._sender, config.transactional_id, config.transaction_timeout_ms
+                self.cluster, self._sender, config.transactional_id, config.transaction_timeout_ms, resumed
             )
         elif config.idempotent:
             self._sender.start_over(self._fresh_identity())

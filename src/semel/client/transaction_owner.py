@@ -45,9 +45,20 @@ class Outcome(Enum):
 
 
 class TransactionOwner:
-    """Holds a `transactional.id` from its first InitProducerId on, which fences every older owner."""
+    """Holds a `transactional.id` from its first InitProducerId on, which fences every older owner.
 
-    def __init__(self, cluster: Cluster, sender: Sender, transactional_id: str, timeout_ms: int) -> None:
+    With `resumed`, the identity after the last transaction of another process, it goes on for that one instead. It is
+    fenced when it begins, if anybody else had the id in between.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        sender: Sender,
+        transactional_id: str,
+        timeout_ms: int,
+        resumed: ProducerIdentity | None = None,
+    ) -> None:
         self.state = State.READY
         self._cluster = cluster
         self._sender = sender
@@ -58,12 +69,12 @@ class TransactionOwner:
         self._open_since_s = 0.0
         self._surely_open = False  # the coordinator, or a leader that asked it, has confirmed it
         self._is_ended = False  # by the coordinator itself, and known to be so
-        self._needs_new_epoch = False
         self._in_doubt = NOBODY  # under which identity a commit was lost
         self._early_writes = EarlyWrites()
         self._written: dict[TopicPartition, int] = {}
         self._offsets_sent: dict[str, dict[TopicPartition, int]] = {}
-        sender.start_over(self._calls.init_producer_id())
+        self._needs_new_epoch = resumed is not None
+        sender.start_over(resumed or self._calls.init_producer_id())
 
     @property
     def _mine(self) -> ProducerIdentity:

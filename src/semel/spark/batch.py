@@ -116,7 +116,7 @@ def _write_or_skip(options: SinkOptions, owner: PipelineOwner, outputs: Sequence
         progress = BatchProgress(options.name, job_id=job_id, records=records, skipped=True)
         log_progress(progress)
         return progress
-    check_same_kind(f"{options.name}/{job_id}", written.outputs, missing)
+    check_same_kind(f"{options.name}/{job_id}", written.outputs, [output.name for output in missing])
     for output in missing:
         if output.topic is not None:
             check_writable(owner.cluster, output.topic)
@@ -127,7 +127,7 @@ def _write_or_skip(options: SinkOptions, owner: PipelineOwner, outputs: Sequence
     )
     rows, topic = combine(missing)
     progress = BatchProgress(options.name, job_id=job_id)
-    return OneWrite(options, owner, rows, topic, named_topics(missing), entry, progress).run()
+    return OneWrite(options, owner, entry, progress, rows, topic, named_topics(missing)).run()
 
 
 def check_same_plan(name: str, job_id: str, output: str, df: DataFrame) -> None:

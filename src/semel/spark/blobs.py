@@ -162,6 +162,9 @@ class Slots:
         return self.values[(crc32(topic.encode()) + partition) % len(self.values)]
 
 
+ANY_SLOT: Final = Slots((0,))
+"""For blobs that no write task is to take."""
+
 _MASK: Final = 0xFFFFFFFF
 
 

@@ -76,19 +76,21 @@ class Encode:
     def encode(self, batches: Iterator[pa.RecordBatch], map_task: int) -> Iterator[pa.RecordBatch]:
         """Rows for the blobs of one task: with the data of each, or with its place in a file."""
         rows = self._rows(batches, map_task)
-        first: list[dict[str, Any]] = []
-        first_bytes = 0
-        for row in rows:
-            first.append(row)
-            first_bytes += row.get("bytes", 0)
-            if first_bytes > SMALL_BYTES:
-                break
-        if first_bytes <= SMALL_BYTES:
+        first, is_all = _first_small(rows)
+        if is_all:
             yield from _in_chunks(iter([{**row, "is_small": True} for row in first]))
         elif self.spool is None:
             yield from _in_chunks(chain(first, rows))
         else:
             yield blob_batch(self._spooled(chain(first, rows), map_task))
+
+    def encode_all(self, batches: Iterator[pa.RecordBatch], map_task: int) -> list[Mapping[str, Any]]:
+        """The same rows at once, for a caller that holds them anyway."""
+        rows = self._rows(batches, map_task)
+        first, is_all = _first_small(rows)
+        if is_all or self.spool is None:
+            return [*first, *rows]
+        return self._spooled(chain(first, rows), map_task)
 
     def _rows(self, batches: Iterator[pa.RecordBatch], map_task: int) -> Iterator[dict[str, Any]]:
         config = parse_config(self.settings).producer
@@ -167,6 +169,18 @@ class Encode:
             "bytes": len(batch.data),
             "data": batch.data,
         }
+
+
+def _first_small(rows: Iterator[dict[str, Any]]) -> tuple[list[dict[str, Any]], bool]:
+    """As many rows as are surely small, and whether these are all."""
+    first: list[dict[str, Any]] = []
+    first_bytes = 0
+    for row in rows:
+        first.append(row)
+        first_bytes += row.get("bytes", 0)
+        if first_bytes > SMALL_BYTES:
+            return first, False
+    return first, True
 
 
 def _digest(data: memoryview) -> int:

@@ -7,7 +7,7 @@ written without them and the log says why; where the user named the group, the e
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,12 +58,17 @@ class Lag:
     """The ids of clusters by their addresses."""
     _left_out: set[str] = field(default_factory=set[str])
 
-    def offsets(self, df: DataFrame, batch_input: Input, cluster: Cluster) -> dict[TopicPartition, int]:
-        """Those of the batch's offsets that this cluster can take."""
+    def offsets(
+        self, batch_input: Input, cluster: Cluster, addresses: Callable[[], set[str]]
+    ) -> dict[TopicPartition, int]:
+        """Those of the batch's offsets that this cluster can take.
+
+        `addresses` are those of the brokers that the query reads from, for sources that do not tell their cluster.
+        """
         if self.options.group is None or not self.is_on or not batch_input.ends:
             return {}
         here = self._id_of(cluster)
-        ends = [end for end in batch_input.ends if self._is_of(here, end, df)]
+        ends = [end for end in batch_input.ends if self._is_of(here, end, addresses)]
         for end in batch_input.ends:
             if end not in ends:
                 self._leave_out(end.topics, "they are of another cluster, or of one that cannot be told")
@@ -100,10 +105,10 @@ class Lag:
             "lag is not visible", logging.WARNING, pipeline=self.options.name, batch_id=batch_id, reason=str(error)
         )
 
-    def _is_of(self, here: str | None, end: InputEnd, df: DataFrame) -> bool:
+    def _is_of(self, here: str | None, end: InputEnd, addresses: Callable[[], set[str]]) -> bool:
         if end.cluster is not None:
             return end.cluster == here
-        known = [self._id_at(address) for address in _addresses(df)]
+        known = [self._id_at(address) for address in addresses()]
         return (bool(known) and all(cluster == here for cluster in known)) or self.options.is_group_given
 
     def _id_of(self, cluster: Cluster) -> str | None:
@@ -136,7 +141,7 @@ class Lag:
             )
 
 
-def _addresses(df: DataFrame) -> set[str]:
+def addresses(df: DataFrame) -> set[str]:
     """The brokers that the Kafka sources of the running query were given; none where Spark does not tell."""
     return {settings[BOOTSTRAP] for settings in kafka_sources(df)}
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import re
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +35,7 @@ from semel.spark.encode import Encode
 from semel.spark.failpoints import reach
 from semel.spark.feeding import feeding, feeding_few
 from semel.spark.input_offsets import Input
-from semel.spark.lag import LagRefused
+from semel.spark.lag import LagRefused, addresses
 from semel.spark.ledger import Entry
 from semel.spark.options import SinkOptions
 from semel.spark.owner import PipelineFenced, PipelineOwner
@@ -87,31 +88,34 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class OneWrite:
+class OneTransaction(ABC):
     """One micro-batch or job, to be written in a single transaction."""
 
     options: SinkOptions
     owner: PipelineOwner
-    rows: Rows
-    topic: str | None
-    """None if the rows name their topics."""
-    topics: Sequence[str]
-    """All topics that the program names, also those in a column that was made of them."""
     entry: Entry
     progress: BatchProgress
-    batch_input: Input | None = None
-    """None for a job."""
-    row_bytes: float | None = None
-    """How long the rows of this pipeline are on the average, if that is known."""
+
+    @abstractmethod
+    def _prepared(self) -> AbstractContextManager[Callable[[], Encoded]]:
+        """What encodes the rows, each time in the same way, for as long as that may be needed."""
+
+    @abstractmethod
+    def _write_blobs(self, encoded: Encoded, shared: SharedTransaction) -> list[Stored]:
+        """Write what is encoded in the open transaction."""
+
+    def _offsets(self) -> Mapping[TopicPartition, int]:
+        """The input offsets for the group."""
+        return {}
 
     def run(self) -> BatchProgress:
         """Write and commit, repeating what failed up to `attempts` times. Raises the last failure."""
         encoded: Encoded | None = None
-        with self._spool() as spool, self.rows.encoded(encode := self._encoder(spool)) as blobs:
+        with self._prepared() as encode:
             try:
                 for attempt in range(1, self.options.attempts + 1):
                     if encoded is None:
-                        encoded = self._encode(blobs, encode)
+                        encoded = encode()
                         reach("after_encode", self.options.name)
                     try:
                         return self._write_with_lag(encoded, attempt)
@@ -126,13 +130,6 @@ class OneWrite:
             finally:
                 if encoded is not None:
                     encoded.release()
-
-    def _spool(self) -> AbstractContextManager[str | None]:
-        """A folder for encoded data, if tasks and driver share a machine, and nobody asked for tasks that write."""
-        conf: Any = self.rows.df.sparkSession.conf
-        if self.options.writers is not None or not _LOCAL_MASTER.fullmatch(conf.get("spark.master", "")):
-            return nullcontext()
-        return batch_folder(conf.get("spark.local.dir", "").split(",")[0] or None)
 
     def _log_failure(self, error: SemelError, attempt: int) -> None:
         log_event(
@@ -156,7 +153,84 @@ class OneWrite:
             code=error.code if isinstance(error, KafkaError) else ErrorCode.unknown_server_error,
         )
 
+    def _write_with_lag(self, encoded: Encoded, attempt: int) -> BatchProgress:
+        try:
+            return self._write(encoded, attempt)
+        except LagRefused as error:
+            self.owner.lag.switch_off(error, self.progress.batch_id)
+            return self._write(encoded, attempt)
+
+    def _write(self, encoded: Encoded, attempt: int) -> BatchProgress:
+        """One transaction, from its beginning to its end."""
+        # Asked for before the transaction is open: a topic that has gone must not hold it up.
+        offsets = self._offsets()
+        opened = time.monotonic()
+        shared = self.owner.begin()
+        try:
+            stored = self._write_blobs(encoded, shared)
+            written = time.monotonic()
+            records = self.entry.records + encoded.manifest.records
+            entry = replace(self.entry, records=records, at_ms=int(time.time() * 1000))
+            self.owner.settle(stored, entry, offsets)
+        except BaseException as error:
+            self._abort_after(error)
+            raise
+        done = replace(
+            self.progress,
+            records=encoded.manifest.records,
+            dead_letters=encoded.manifest.dead_letters,
+            input_bytes=encoded.manifest.input_bytes,
+            bytes=encoded.manifest.bytes,
+            partitions=len(encoded.manifest.partitions),
+            encode_ms=encoded.encode_ms,
+            write_ms=int((written - opened) * 1000),
+            commit_ms=_since(written),
+            open_ms=_since(opened) if stored else _since(written),
+            attempts=attempt,
+        )
+        log_progress(done)
+        return done
+
+    def _abort_after(self, error: BaseException) -> None:
+        if isinstance(error, PipelineFenced | CommitUnknown):
+            return
+        try:
+            self.owner.abort()
+        except PipelineFenced:
+            raise
+        except SemelError as second:
+            error.add_note(
+                f"The abort was not confirmed ({second}); the coordinator aborts it after transaction.timeout.ms."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class OneWrite(OneTransaction):
+    """Written by jobs of the sink's own: the first encodes the rows, and where the driver cannot, a second writes."""
+
+    rows: Rows
+    topic: str | None
+    """None if the rows name their topics."""
+    topics: Sequence[str]
+    """All topics that the program names, also those in a column that was made of them."""
+    batch_input: Input | None = None
+    """None for a job."""
+    row_bytes: float | None = None
+    """How long the rows of this pipeline are on the average, if that is known."""
+
     # -- stage 1 ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _prepared(self) -> Iterator[Callable[[], Encoded]]:
+        with self._spool() as spool, self.rows.encoded(encode := self._encoder(spool)) as blobs:
+            yield lambda: self._encode(blobs, encode)
+
+    def _spool(self) -> AbstractContextManager[str | None]:
+        """A folder for encoded data, if tasks and driver share a machine, and nobody asked for tasks that write."""
+        conf: Any = self.rows.df.sparkSession.conf
+        if self.options.writers is not None or not _LOCAL_MASTER.fullmatch(conf.get("spark.master", "")):
+            return nullcontext()
+        return batch_folder(conf.get("spark.local.dir", "").split(",")[0] or None)
 
     def _encoder(self, spool: str | None) -> Encode:
         """What encodes this micro-batch, each time in the same way."""
@@ -213,57 +287,11 @@ class OneWrite:
 
     # -- stage 2 ---------------------------------------------------------------------------------------------------
 
-    def _write_with_lag(self, encoded: Encoded, attempt: int) -> BatchProgress:
-        try:
-            return self._write(encoded, attempt)
-        except LagRefused as error:
-            self.owner.lag.switch_off(error, self.progress.batch_id)
-            return self._write(encoded, attempt)
-
-    def _write(self, encoded: Encoded, attempt: int) -> BatchProgress:
-        """One transaction, from its beginning to its end."""
-        # Asked for before the transaction is open: a topic that has gone must not hold it up.
-        offsets = {}
-        if self.batch_input is not None:
-            offsets = self.owner.lag.offsets(self.rows.df, self.batch_input, self.owner.cluster)
-        opened = time.monotonic()
-        shared = self.owner.begin()
-        try:
-            stored = self._write_blobs(encoded, shared)
-            written = time.monotonic()
-            records = self.entry.records + encoded.manifest.records
-            entry = replace(self.entry, records=records, at_ms=int(time.time() * 1000))
-            self.owner.settle(stored, entry, offsets)
-        except BaseException as error:
-            self._abort_after(error)
-            raise
-        done = replace(
-            self.progress,
-            records=encoded.manifest.records,
-            dead_letters=encoded.manifest.dead_letters,
-            input_bytes=encoded.manifest.input_bytes,
-            bytes=encoded.manifest.bytes,
-            partitions=len(encoded.manifest.partitions),
-            encode_ms=encoded.encode_ms,
-            write_ms=int((written - opened) * 1000),
-            commit_ms=_since(written),
-            open_ms=_since(opened) if stored else _since(written),
-            attempts=attempt,
-        )
-        log_progress(done)
-        return done
-
-    def _abort_after(self, error: BaseException) -> None:
-        if isinstance(error, PipelineFenced | CommitUnknown):
-            return
-        try:
-            self.owner.abort()
-        except PipelineFenced:
-            raise
-        except SemelError as second:
-            error.add_note(
-                f"The abort was not confirmed ({second}); the coordinator aborts it after transaction.timeout.ms."
-            )
+    def _offsets(self) -> Mapping[TopicPartition, int]:
+        if self.batch_input is None:
+            return {}
+        df = self.rows.df
+        return self.owner.lag.offsets(self.batch_input, self.owner.cluster, lambda: addresses(df))
 
     def _write_blobs(self, encoded: Encoded, shared: SharedTransaction) -> list[Stored]:
         if not encoded.manifest.partitions:

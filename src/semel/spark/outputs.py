@@ -48,14 +48,14 @@ def name_output(topic: str | None, earlier: Sequence[Output]) -> str:
     return base if count == 0 else f"{base}#{count + 1}"
 
 
-def check_same_kind(name: str, written: Collection[str], missing: Sequence[Output]) -> None:
+def check_same_kind(name: str, written: Collection[str], missing: Sequence[str]) -> None:
     """Refuse a replay that would write by topic what may have been written by column, or the other way round."""
     was_by_column = {output.startswith(BY_COLUMN) for output in written}
     for output in missing:
-        if (not output.name.startswith(BY_COLUMN)) in was_by_column:
+        if (not output.startswith(BY_COLUMN)) in was_by_column:
             raise ConfigError(
                 f"Pipeline {name!r} has written a part of this batch ({', '.join(sorted(written))}; * stands for a "
-                f"column `topic`), and the program now asks for {output.name!r}: whether its rows are among those "
+                f"column `topic`), and the program now asks for {output!r}: whether its rows are among those "
                 "cannot be told. Nothing was written. Name the topics as before until this batch is done, or pass "
                 'resume="checkpoint" once to write them in any case.'
             )

@@ -14,6 +14,7 @@ from typing import Final
 
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
+from semel.client.ownership import ProducerIdentity
 from semel.client.partitions import TopicPartition
 from semel.client.producer import Outcome, Producer
 from semel.client.sender import Stored
@@ -53,15 +54,23 @@ class PipelineOwner:
     """Owns the transactions of a pipeline (`key` is its name) or of one job (`key` is name/job_id).
 
     `others` are names that the same query had before. Any run that still uses them is fenced, so that no
-    two runs of one query can both commit.
+    two runs of one query can both commit. `resumed` is the identity that this run left in another process.
     """
 
-    def __init__(self, options: SinkOptions, key: str, others: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        key: str,
+        others: Collection[str] = (),
+        resumed: ProducerIdentity | None = None,
+    ) -> None:
         self._options = options
         self.lag = Lag(options)
         self._reach("before_ledger")
         make_cluster = failpoints.WatchedCluster if os.environ.get(failpoints.VARIABLE) else Cluster
-        self._producer = Producer({**options.settings, "transactional.id": key}, make_cluster=make_cluster)
+        self._producer = Producer(
+            {**options.settings, "transactional.id": key}, make_cluster=make_cluster, resumed=resumed
+        )
         # Nobody tells a sink that its query has ended: the connections go with the last reference to it.
         weakref.finalize(self, self._producer.cluster.close)
         self._cluster_beside: Cluster | None = None
@@ -119,6 +128,10 @@ class PipelineOwner:
     @property
     def cluster(self) -> Cluster:
         return self._producer.cluster
+
+    @property
+    def identity(self) -> ProducerIdentity:
+        return self._producer.identity
 
     @property
     def is_open(self) -> bool:

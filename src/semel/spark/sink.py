@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -13,22 +13,20 @@ from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.client.dead_letters import DEAD_LETTER_MAX
 from semel.client.settings import parse_config
-from semel.errors import ConfigError, InvalidState, KafkaError, NotAuthorized
+from semel.errors import ConfigError, InvalidState, NotAuthorized
 from semel.spark.calls import Calls
-from semel.spark.checkpoint import Home, read_home
 from semel.spark.columns import record_columns
-from semel.spark.dead_letters import check_dead_letter_topic
 from semel.spark.failpoints import reach
-from semel.spark.input_offsets import read_input, running_query
-from semel.spark.ledger import Entry, Ledger, query_key
+from semel.spark.input_offsets import Input, read_input, running_query
+from semel.spark.ledger import Entry
 from semel.spark.once import OneWrite
-from semel.spark.options import DEFAULT_LEDGER, Resume, make_options
-from semel.spark.outputs import Output, check_same_kind, combine, name_output, named_topics
-from semel.spark.owner import PipelineOwner, check_writable, fenced
-from semel.spark.progress import BatchProgress, log_progress, report_times
-from semel.spark.replays import Question, Written, decide
+from semel.spark.options import DEFAULT_LEDGER, Resume, SinkOptions, make_options
+from semel.spark.outputs import Output, combine, name_output, named_topics
+from semel.spark.owner import PipelineOwner
+from semel.spark.pipeline import Pipeline
+from semel.spark.progress import BatchProgress, report_times
+from semel.spark.replays import Question
 from semel.spark.rows import PlainRows, Rows
-from semel.wire import ErrorCode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -99,7 +97,7 @@ class KafkaSink:
         self.recent: deque[BatchProgress] = deque(maxlen=_REMEMBERED)
         """The last hundred micro-batches that this object has seen."""
         self._calls = Calls(self.options.name, "KafkaSink", self.options.settings["bootstrap.servers"])
-        self._owner: PipelineOwner | None = None
+        self._pipeline = Pipeline(self.options)
 
     def __getstate__(self) -> dict[str, Any]:
         # Spark Connect runs it in another process: only what the user has said goes there.
@@ -130,20 +128,12 @@ class KafkaSink:
     def check(self) -> None:
         """Find mistakes that can be found before the first batch. Stops no other run of the pipeline."""
         with Cluster(parse_config(self.options.settings).client) as cluster:
-            self._check_topics(cluster)
+            self._pipeline.check_topics(cluster)
             _check_timeout(cluster, self.options.producer_config.transaction_timeout_ms)
-
-    def _check_topics(self, cluster: Cluster) -> None:
-        if self.options.topic is not None:
-            check_writable(cluster, self.options.topic)
-        if self.options.dead_letter is not None:
-            check_dead_letter_topic(self.options, cluster, self.options.topic)
 
     def close(self) -> None:
         """Close the connections. An open transaction is ended by the next run, or by its timeout."""
-        if self._owner is not None:
-            self._owner.close()
-            self._owner = None
+        self._pipeline.close()
 
     # -- one batch -------------------------------------------------------------------------------------------------
 
@@ -170,17 +160,7 @@ class KafkaSink:
         asked = Question(
             self.options.name, batch_id, batch_input, self.options.resume, is_stateful=lambda: is_stateful(df)
         )
-        try:
-            try:
-                progress = self._write_or_skip(asked, outputs)
-            except KafkaError as error:
-                if error.code != ErrorCode.invalid_producer_id_mapping:
-                    raise
-                self._own_again(asked)
-                progress = self._write_or_skip(asked, outputs)
-        except BaseException:
-            self.close()  # the next call owns the pipeline again, and reads the ledger
-            raise
+        progress = self._pipeline.write(asked, PlannedOutputs(self.options, outputs, asked.input, self._row_bytes()))
         self._calls.finish(batch_input, batch_id)
         self.recent.append(progress)
         report_times(df, progress)
@@ -188,79 +168,38 @@ class KafkaSink:
             self._on_progress(progress)
         reach("before_return", self.options.name)
 
-    def _write_or_skip(self, asked: Question, outputs: Sequence[Output]) -> BatchProgress:
-        owner = self._owner or self.take_over(asked)
-        mine = owner.committed_of(asked.input.query)
-        written = decide(replace(asked, is_home=True), mine, owner.committed)
-        for output in outputs:
-            if written.has(output.name):
-                # It is there, yet state stores and the watermark must move on as they would have.
-                output.rows.compute()
-        missing = [output for output in outputs if not written.has(output.name)]
-        if not missing:
-            progress = BatchProgress(self.options.name, asked.batch, skipped=True)
-            log_progress(progress)
-            return progress
-        if self.options.resume != "checkpoint":
-            check_same_kind(self.options.name, written.outputs, missing)
-        return self._write(owner, asked, missing, written, mine)
-
-    def take_over(self, asked: Question) -> PipelineOwner:
-        """Own the pipeline: every older run of it is fenced from here on. A run that may not go on fences nobody."""
-        options = self.options
-        with Cluster(parse_config(options.settings).client) as cluster:
-            self._check_topics(cluster)
-            ledger = Ledger(cluster, options.ledger)
-            ledger.ensure()
-            latest = ledger.read(options.name, is_owner=False)
-            mine = ledger.read(query_key(asked.input.query), is_owner=False)
-            if mine is None and latest is not None and latest.query == asked.input.query:
-                mine = latest  # from a release that had one record for each pipeline
-            here = Home.of(cluster, options.ledger)
-        here = replace(here, pipeline=options.name)
-        noted = read_home(asked.input.files, asked.input.checkpoint)
-        is_home = None if noted is None else noted.is_same(here)
-        decide(replace(asked, is_home=is_home), mine, latest)
-        names = {"" if noted is None else noted.pipeline, "" if mine is None else mine.pipeline}
-        owner = PipelineOwner(options, options.name, others=names - {"", options.name})
-        if noted != here:
-            # Only now that a run under the earlier name is fenced: until its first commit, the note alone knows it.
-            try:
-                here.write(asked.input.files, asked.input.checkpoint)
-            except BaseException:
-                owner.close()
-                raise
-        self._owner = owner
-        return owner
-
-    def _own_again(self, asked: Question) -> None:
-        """The coordinator forgets an id after a week of silence: go on, if nobody else has committed anything since."""
-        before = None if self._owner is None else self._owner.committed
-        self.close()
-        if _batch_of(self.take_over(asked).committed) != _batch_of(before):
-            raise fenced(self.options.name)
-
-    def _write(
-        self, owner: PipelineOwner, asked: Question, outputs: Sequence[Output], written: Written, mine: Entry | None
-    ) -> BatchProgress:
-        entry = Entry(
-            query=asked.input.query,
-            batch=asked.batch,
-            offsets=asked.input.digest,
-            outputs=sorted(written.outputs | {output.name for output in outputs}),
-            ends=[replace(end, start=None) for end in asked.input.ends],
-            pipeline=self.options.name,
-            records=mine.records if mine is not None and written.outputs else 0,
-        )
-        rows, topic = combine(outputs)
-        progress = BatchProgress(self.options.name, asked.batch)
-        return OneWrite(
-            self.options, owner, rows, topic, named_topics(outputs), entry, progress, asked.input, self._row_bytes()
-        ).run()
-
     def _row_bytes(self) -> float | None:
         last = next((done for done in reversed(self.recent) if done.records and not done.skipped), None)
         return None if last is None else last.input_bytes / last.records
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOutputs:
+    """Outputs whose rows Spark has not computed yet."""
+
+    options: SinkOptions
+    outputs: Sequence[Output]
+    batch_input: Input
+    row_bytes: float | None
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [output.name for output in self.outputs]
+
+    def pass_over(self, names: Collection[str]) -> None:
+        """State stores and the watermark must move on as they would have."""
+        for output in self.outputs:
+            if output.name in names:
+                output.rows.compute()
+
+    def transaction(
+        self, names: Collection[str], owner: PipelineOwner, entry: Entry, progress: BatchProgress
+    ) -> OneWrite:
+        chosen = [output for output in self.outputs if output.name in names]
+        rows, topic = combine(chosen)
+        return OneWrite(
+            self.options, owner, entry, progress, rows, topic, named_topics(chosen), self.batch_input, self.row_bytes
+        )
 
 
 class Batch:
@@ -295,10 +234,6 @@ class Batch:
                 self._sink.write_outputs(outputs, self._batch_id)
         finally:
             self._sink.release()
-
-
-def _batch_of(entry: Entry | None) -> tuple[str, int] | None:
-    return None if entry is None else (entry.query, entry.batch)
 
 
 def is_stateful(df: DataFrame) -> bool:

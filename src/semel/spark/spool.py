@@ -45,6 +45,15 @@ class SpoolFailed(SemelError):
 @contextmanager
 def batch_folder(parent: str | None) -> Iterator[str]:
     """A new folder for the files of one micro-batch, which is removed with whatever is in it."""
+    folder = new_batch(parent)
+    try:
+        yield folder
+    finally:
+        drop_batch(folder)
+
+
+def new_batch(parent: str | None = None) -> str:
+    """A new folder for the files of one micro-batch, for `drop_batch` in this process or another."""
     where = parent or tempfile.gettempdir()
     key = (os.getpid(), where)
     try:
@@ -56,11 +65,26 @@ def batch_folder(parent: str | None) -> Iterator[str]:
     except OSError as error:
         raise _failed(where, error) from error
     home.hand_out(folder)
-    try:
-        yield folder
-    finally:
-        home.take_back(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def drop_batch(folder: str) -> None:
+    """Keep the files that are done for the next micro-batch, up to a limit, and remove the rest."""
+    kept = os.path.join(os.path.dirname(folder), _KEPT)
+    with suppress(OSError):  # what is not kept is made anew
+        room = _KEPT_BYTES - sum(entry.stat().st_size for entry in os.scandir(kept))
+        for entry in os.scandir(folder):
+            size = entry.stat().st_size
+            if not entry.name.endswith(_UNDONE) and size <= room:
+                os.rename(entry.path, os.path.join(kept, entry.name.removesuffix(_FREE)))
+                room -= size
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_visible(folder: str) -> bool:
+    """Whether this process has the very folder that another one has made: its name was drawn at random."""
+    found = _identity(folder)
+    return found is not None and found[2] == os.geteuid() and os.access(folder, os.W_OK)
 
 
 def remove_leftovers(parent: Path) -> None:
@@ -121,16 +145,6 @@ class _ProcessFolder:
         with suppress(OSError):  # another micro-batch was faster
             for entry in os.scandir(self._kept):
                 os.rename(entry.path, os.path.join(folder, f"{entry.name}{_FREE}"))
-
-    def take_back(self, folder: str) -> None:
-        """Keep what is done, up to a limit."""
-        with suppress(OSError):  # what is not kept is made anew
-            room = _KEPT_BYTES - sum(entry.stat().st_size for entry in os.scandir(self._kept))
-            for entry in os.scandir(folder):
-                size = entry.stat().st_size
-                if not entry.name.endswith(_UNDONE) and size <= room:
-                    os.rename(entry.path, os.path.join(self._kept, entry.name.removesuffix(_FREE)))
-                    room -= size
 
 
 def _identity(path: str) -> tuple[int, int, int] | None:
