@@ -102,17 +102,12 @@ def _outputs(df: DataFrame | Mapping[str, DataFrame], topic: str | None) -> list
 
 
 def _write_or_skip(options: SinkOptions, owner: PipelineOwner, outputs: Sequence[Output], job_id: str) -> BatchProgress:
-    committed = owner.committed
-    if committed is None:
-        written = NOTHING
-    else:
-        written = Written(all=True) if committed.outputs is None else Written(frozenset(committed.outputs))
+    written, records = committed_outputs(owner)
     missing = [output for output in outputs if not written.has(output.name)]
     for output in outputs:
         if written.has(output.name):
             check_same_plan(options.name, job_id, output.name, output.rows.df)
     if not missing:
-        records = 0 if committed is None else committed.records
         progress = BatchProgress(options.name, job_id=job_id, records=records, skipped=True)
         log_progress(progress)
         return progress
@@ -123,11 +118,20 @@ def _write_or_skip(options: SinkOptions, owner: PipelineOwner, outputs: Sequence
     entry = Entry(
         outputs=sorted(written.outputs | {output.name for output in missing}),
         pipeline=options.name,
-        records=0 if committed is None else committed.records,
+        records=records,
     )
     rows, topic = combine(missing)
     progress = BatchProgress(options.name, job_id=job_id)
     return OneWrite(options, owner, entry, progress, rows, topic, named_topics(missing)).run()
+
+
+def committed_outputs(owner: PipelineOwner) -> tuple[Written, int]:
+    """What of a job was committed before, and how many records that were."""
+    committed = owner.committed
+    if committed is None:
+        return NOTHING, 0
+    written = Written(all=True) if committed.outputs is None else Written(frozenset(committed.outputs))
+    return written, committed.records
 
 
 def check_same_plan(name: str, job_id: str, output: str, df: DataFrame) -> None:

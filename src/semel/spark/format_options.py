@@ -30,8 +30,8 @@ _BOOTSTRAP: Final = "bootstrap.servers"
 _STREAM_ONLY: Final = ("checkpointLocation", "group", "resume")
 _NO_GROUP: Final = "none"
 _FROM_TABLES: Final = (
-    "INSERT INTO and CREATE TABLE cannot write by format('semel'), because Spark does not hand over the table's options. "
-    "Use df.write.format('semel'), or semel.write_batch(df, ...)."
+    "A table cannot be written by format('semel'), because Spark does not hand over its options. Use "
+    "df.write.format('semel'), or semel.write_batch(df, ...)."
 )
 
 

@@ -79,7 +79,7 @@ def read_input(df: DataFrame, batch_id: int, checkpoint: str | None) -> Input:
     files = HadoopFiles(spark)
     query = running_query(spark)
     if query is None and checkpoint is not None:
-        query = _active_query(spark, _query_id(files, checkpoint))
+        query = _active_query(spark, query_id_in(files, checkpoint))
     if query is None:
         raise ConfigError(
             "This is not called by a streaming query, so there is no checkpoint that names the batch; nothing was "
@@ -87,7 +87,7 @@ def read_input(df: DataFrame, batch_id: int, checkpoint: str | None) -> Input:
             "DataFrame that does not stream use semel.write_batch."
         )
     root, query_id, run = query.resolvedCheckpointRoot(), query.id().toString(), query.runId().toString()
-    return _input(files, root, batch_id, query_id, run, query.lastProgress() is None)
+    return input_of(files, root, batch_id, query_id, run, query.lastProgress() is None)
 
 
 def _through_connect(spark: Any, batch_id: int, checkpoint: str | None) -> Input:
@@ -99,7 +99,7 @@ def _through_connect(spark: Any, batch_id: int, checkpoint: str | None) -> Input
         )
 
     files = ConnectFiles(spark)
-    query_id = _query_id(files, checkpoint)
+    query_id = query_id_in(files, checkpoint)
     # The query itself cannot be seen from here. But the batch that calls is the newest one, and not completed.
     if files.read(f"{checkpoint}/commits/{batch_id}") is not None or (
         files.read(f"{checkpoint}/offsets/{batch_id + 1}") is not None
@@ -108,10 +108,12 @@ def _through_connect(spark: Any, batch_id: int, checkpoint: str | None) -> Input
             f"checkpoint={checkpoint!r} has completed batch {batch_id} already, so it is not the checkpoint of the "
             "query that called the sink; nothing was written. Pass the path of option('checkpointLocation', ...)."
         )
-    return _input(files, checkpoint, batch_id, query_id, _THIS_PROCESS, is_first=True)
+    return input_of(files, checkpoint, batch_id, query_id, _THIS_PROCESS, is_first=True)
 
 
-def _input(files: CheckpointFiles, root: str, batch_id: int, query: str, run: str, is_first: bool) -> Input:
+def input_of(files: CheckpointFiles, root: str, batch_id: int, query: str, run: str, is_first: bool) -> Input:
+    """The input of a micro-batch, from the checkpoint at `root`."""
+
     def read(batch: int) -> str:
         text = files.read(f"{root}/offsets/{batch}")
         if text is None:
@@ -126,7 +128,8 @@ def _input(files: CheckpointFiles, root: str, batch_id: int, query: str, run: st
     return Input(query, run, is_first, digest, parse_ends(text), root, files, lambda: read(batch_id - 1))
 
 
-def _query_id(files: CheckpointFiles, checkpoint: str) -> str:
+def query_id_in(files: CheckpointFiles, checkpoint: str) -> str:
+    """The id of the query whose checkpoint it is."""
     metadata = files.read(f"{checkpoint}/metadata")
     if metadata is None:
         raise ConfigError(

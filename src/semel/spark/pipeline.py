@@ -5,7 +5,7 @@ However Spark hands over the rows, through `foreachBatch` or `format("semel")`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -68,16 +68,14 @@ class Pipeline:
         if self.options.dead_letter is not None:
             check_dead_letter_topic(self.options, cluster, self.options.topic)
 
-    def write(
-        self, asked: Question, outputs: Outputs, resumed: Callable[[], ProducerIdentity | None] = lambda: None
-    ) -> BatchProgress:
+    def write(self, asked: Question, outputs: Outputs, resumed: ProducerIdentity | None = None) -> BatchProgress:
         """Write those outputs of a micro-batch that have not been committed before.
 
-        `resumed` tells the identity of the same run in another process, if it had the pipeline last.
+        `resumed` is the identity that the same run has left, perhaps in another process.
         """
         try:
             try:
-                return self._write_or_skip(asked, outputs, resumed())
+                return self._write_or_skip(asked, outputs, resumed)
             except KafkaError as error:
                 if error.code != ErrorCode.invalid_producer_id_mapping:
                     raise

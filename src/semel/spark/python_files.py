@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from semel.errors import ConfigError, SemelError
+from semel.errors import ConfigError
 
 _STATE: Final = "state"
 """Where a query with aggregates, joins or seen keys keeps them, in its checkpoint."""
@@ -78,18 +79,13 @@ def _exists(files: Any, inner: str) -> bool:
     return files.get_file_info(inner).type != fs.FileType.NotFound
 
 
-class _told:
+@contextmanager
+def _told(path: str) -> Iterator[None]:
     """Whatever a file system raises, as one sentence."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, SemelError):
-            raise _unreachable(self._path, error) from error
+    try:
+        yield
+    except Exception as error:
+        raise _unreachable(path, error) from error
 
 
 def _unreachable(path: str, error: Exception) -> ConfigError:
@@ -97,12 +93,3 @@ def _unreachable(path: str, error: Exception) -> ConfigError:
         f"The checkpoint at {path} cannot be read from Python on the driver ({str(error)[:200]}); nothing was written. "
         "Give pyarrow access to it, or use semel.write_stream, which reads it through Spark."
     )
-
-
-def is_relative(path: str) -> bool:
-    """Whether only Spark knows from which folder on the path goes.
-
-    >>> is_relative("checkpoints/orders"), is_relative("/data/orders"), is_relative("s3a://bucket/orders")
-    (True, False, False)
-    """
-    return urlsplit(path).scheme == "" and not os.path.isabs(path)

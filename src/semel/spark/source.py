@@ -1,9 +1,9 @@
-"""`format("semel")`: the Spark source, as Spark sees it, and its batch reader."""
+"""`format("semel")` as Spark sees it: the source with its batch reader, and the way to the writers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import pyspark
 from pyspark.sql.types import (
@@ -22,7 +22,14 @@ from semel.spark.source_needs import check_pyspark
 from semel.spark.workers import PromptReader
 
 try:
-    from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+        InputPartition,
+    )
 except ModuleNotFoundError:  # before pyspark 4.0. From there on the import must succeed, or no Python source is found
     check_pyspark(pyspark.__version__)
     raise
@@ -50,12 +57,6 @@ SCHEMA: Final = StructType(
             ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
         ),
     ]
-)
-
-_READS_ONLY: Final = (
-    'format("semel") only reads; nothing was written. Write a stream with semel.write_stream(df, name=..., '
-    "bootstrap=..., topic=..., checkpoint=...), and a batch with semel.write_batch(df, name=..., job_id=..., "
-    "bootstrap=..., topic=...)."
 )
 
 
@@ -88,11 +89,27 @@ class SemelSource(DataSource):
 
         return StreamReader(options, _read_task(options, schema))
 
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        raise ConfigError(_READS_ONLY)
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        check_pyspark(pyspark.__version__)
+        if overwrite:
+            raise ConfigError('A topic cannot be overwritten; nothing was written. Use mode("append").')
+        from semel.spark.format_options import parse_job_options
+        from semel.spark.format_writer import JobWriter
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
-        raise ConfigError(_READS_ONLY)
+        options, job_id = parse_job_options(self.options)
+        return JobWriter(options, schema, job_id)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        check_pyspark(pyspark.__version__)
+        if overwrite:
+            raise ConfigError(
+                "Output mode complete writes the whole result again with every micro-batch, and a topic cannot be "
+                "overwritten; nothing was written. Use update or append."
+            )
+        from semel.spark.format_options import parse_stream_options
+        from semel.spark.format_writer import StreamWriter
+
+        return StreamWriter(parse_stream_options(self.options), schema)
 
     def _parse(self) -> SourceOptions:
         check_pyspark(pyspark.__version__)
