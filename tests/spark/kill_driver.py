@@ -71,6 +71,23 @@ def ways_to_write(kind: str) -> dict[str, Any]:
     return {"batch_size": 200, **({"writers": 2} if kind in WRITTEN_BY_TASKS else {"max_request_size": 1_000})}
 
 
+def start_by_call(rows: DataFrame, kind: str, bootstrap: str, checkpoint: str) -> StreamingQuery:
+    return semel.write_stream(
+        rows,
+        name=kind,
+        bootstrap=bootstrap,
+        checkpoint=checkpoint,
+        trigger={"availableNow": True},
+        **ways_to_write(kind),
+    )
+
+
+def start_by_format(rows: DataFrame, kind: str, bootstrap: str, checkpoint: str) -> StreamingQuery:
+    small = {f"kafka.{name.replace('_', '.')}": str(value) for name, value in ways_to_write("stateless").items()}
+    writer = rows.writeStream.format("semel").option("name", kind).option("checkpointLocation", checkpoint)
+    return writer.option("kafka.bootstrap.servers", bootstrap).options(**small).trigger(availableNow=True).start()
+
+
 def main() -> None:
     told = json.loads(sys.argv[1])
     owner.MUCH_BYTES = 1  # what the driver writes goes over two connections, as much data does
@@ -90,15 +107,8 @@ def main() -> None:
             rows = piped(spark, bootstrap, f"in-{kind}", told["rows"])
         else:
             rows = KINDS[kind](spark, folder / kind)
-        query = semel.write_stream(
-            doubled(rows, kind),
-            name=kind,
-            bootstrap=bootstrap,
-            checkpoint=str(folder / kind / "checkpoint"),
-            trigger={"availableNow": True},
-            **ways_to_write(kind),
-        )
-        queries.append(query)
+        start = start_by_format if told["by_format"] else start_by_call
+        queries.append(start(doubled(rows, kind), kind, bootstrap, str(folder / kind / "checkpoint")))
     for query in queries:
         query.awaitTermination()
 

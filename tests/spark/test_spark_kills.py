@@ -57,14 +57,18 @@ class Drivers:
     archive: Path
     """What the JVM has loaded and linked before: with it a start takes half of the time."""
 
-    def run(self, kinds: Sequence[str], *, kill_at: str | None = None) -> int:
-        """Run these queries until all of that group dies at `kill_at`, or to their ends; returns how it ended."""
+    def run(self, kinds: Sequence[str], *, kill_at: str | None = None, by_format: bool = False) -> int:
+        """Run these queries until all of that group dies at `kill_at`, or to their ends; returns how it ended.
+
+        They write through `semel.write_stream`, or `by_format`, with the same checkpoint and the same ledger.
+        """
         use = "SharedArchiveFile" if self.archive.exists() else "ArchiveClassesAtExit"
         told = {
             "folder": str(self.folder),
             "bootstrap": self.bootstrap,
             "kinds": kinds,
             "rows": ROWS,
+            "by_format": by_format,
             "java": [] if kill_at and not self.archive.exists() else [f"-XX:{use}={self.archive}", "-Xlog:cds=off"],
         }
         driver = Path(__file__).parent / "kill_driver.py"
@@ -106,15 +110,17 @@ def test_a_driver_that_dies_at_any_step_loses_and_repeats_nothing(
         feed.add(4)
     if not drivers.archive.exists():
         assert drivers.run(list(KINDS)) == 0, drivers.log()
-    for step, kind in kills:
+    for number, (step, kind) in enumerate(kills):
         feeds[kind].add(2)
-        step = step.replace("midst", MIDST[kind in WRITTEN_BY_TASKS])
+        by_format = (number + place) % 2 == 0
+        step = step.replace("midst", MIDST[kind in WRITTEN_BY_TASKS and not by_format])
         started = time.monotonic()
-        ended = drivers.run([kind], kill_at=step)
-        print(f"{kind} killed at {step} after {time.monotonic() - started:.1f} s", flush=True)
+        ended = drivers.run([kind], kill_at=step, by_format=by_format)
+        way = "the format" if by_format else "write_stream"
+        print(f"{kind} through {way} killed at {step} after {time.monotonic() - started:.1f} s", flush=True)
         assert ended == -signal.SIGKILL, f"{kind} never got to {step}: {drivers.log()}"
         check_so_far(drivers.bootstrap, kind, feeds[kind])
-    assert drivers.run(list(KINDS)) == 0, drivers.log()
+    assert drivers.run(list(KINDS), by_format=place == 0) == 0, drivers.log()
     for kind, feed in feeds.items():
         for role in ("out", "copy"):
             assert values(drivers.bootstrap, f"{role}-{kind}") == expected(kind, feed), (role, kind)

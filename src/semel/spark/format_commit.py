@@ -16,6 +16,7 @@ from semel.client.shared import SharedTransaction
 from semel.spark.batch import committed_outputs
 from semel.spark.blobs import Manifest, Piece, read_manifest, read_pieces
 from semel.spark.dead_letters import DeadLetterTerms, check_count
+from semel.spark.failpoints import reach
 from semel.spark.input_offsets import Input, input_of, query_id_in
 from semel.spark.ledger import Entry
 from semel.spark.once import Encoded, OneTransaction, check_stored
@@ -54,6 +55,7 @@ def commit_batch(options: SinkOptions, blobs: Sequence[Any], run: str | None, ba
     progress = pipeline.write(asked, EncodedOutput(options, blobs, batch_input, batch_id), left)
     if note is not None and pipeline.identity is not None:
         note.write(pipeline.identity)
+    reach("before_return", options.name)
     return progress
 
 
