@@ -13,21 +13,24 @@ from typing import Any
 
 from semel.spark.failpoints import GROUP_VARIABLE, VARIABLE
 
-_STARTER = (
-    "import os, sys; os.environ[sys.argv[1]] = str(os.getpid()); "
-    "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
-)
+_STARTER = "import os, sys; os.environ[sys.argv[1]] = str(os.getpid()); os.execvp(sys.argv[2], sys.argv[2:])"
 
 
 def run_driver(driver: Path, told: dict[str, Any], log: Path, *, kill_at: str | None = None) -> int:
     """Run it until all of its group dies at `kill_at`, or to its end; returns how it ended."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(driver.parent), *sys.path])}
+    python_path = {"PYTHONPATH": os.pathsep.join([str(driver.parent), *sys.path])}
+    return run_group([sys.executable, str(driver), json.dumps(told)], python_path, log, kill_at=kill_at)
+
+
+def run_group(command: list[str], settings: dict[str, str], log: Path, *, kill_at: str | None = None) -> int:
+    """Run any command likewise, with these variables of the environment besides."""
+    environment = {**os.environ, **settings}
     environment.pop(VARIABLE, None)
     if kill_at is not None:
         environment[VARIABLE] = kill_at
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", _STARTER, GROUP_VARIABLE, str(driver), json.dumps(told)],
+            [sys.executable, "-c", _STARTER, GROUP_VARIABLE, *command],
             env=environment,
             stdout=output,
             stderr=output,

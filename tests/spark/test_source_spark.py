@@ -177,21 +177,6 @@ def test_a_temporary_view_reads_and_a_table_is_refused_with_the_way_out(world: W
         spark.sql("DROP TABLE kept_values")
 
 
-def test_writing_by_the_format_names_the_calls_that_write(world: World, spark: SparkSession, tmp_path: Path) -> None:
-    """As with Spark's Kafka connector, one word changed. Spark itself asks for a mode of a batch first."""
-    topic = world.topic()
-    calls = r"(?s)only reads; nothing was written.*semel\.write_stream\(df, .*semel\.write_batch\(df, "
-    to_kafka = {"kafka.bootstrap.servers": world.bootstrap, "topic": topic}
-    rows = spark.range(3).selectExpr("CAST(id AS STRING) AS value")
-    for mode in ("append", "overwrite"):
-        with pytest.raises(AnalysisException, match=calls):
-            rows.write.format("semel").mode(mode).options(**to_kafka).save()
-    stream = spark.readStream.format("rate").load().selectExpr("CAST(value AS STRING) AS value").writeStream
-    stream = stream.format("semel").options(**to_kafka).option("checkpointLocation", str(tmp_path / "checkpoint"))
-    with pytest.raises((AnalysisException, StreamingQueryException), match=calls):
-        stream.start().awaitTermination(60)
-
-
 def test_the_examples_of_the_guide_run(spark: SparkSession) -> None:
     """What a newcomer copies from docs/spark-source.md works."""
     guide = (Path(__file__).parents[2] / "docs" / "spark-source.md").read_text()

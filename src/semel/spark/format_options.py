@@ -23,8 +23,8 @@ _NAMES: Final = (
     "deadLetter",
     "deadLetterMax",
 )
-_IGNORED: Final = ("includeHeaders",)
-"""Of Spark's Kafka sink: a column `headers` is written wherever there is one."""
+_IGNORED: Final = ("includeHeaders", "queryName")
+"""Of Spark's Kafka sink, where a column `headers` is always written here; and Spark's own name for the query."""
 _KAFKA: Final = "kafka."
 _BOOTSTRAP: Final = "bootstrap.servers"
 _STREAM_ONLY: Final = ("checkpointLocation", "group", "resume")
