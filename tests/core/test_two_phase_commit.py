@@ -91,7 +91,7 @@ def test_a_new_owner_keeps_what_is_open_and_is_told_whose_it_was() -> None:
 
 @pytest.mark.parametrize("committed", [True, False])
 def test_the_new_owner_ends_what_it_kept(committed: bool) -> None:
-    """Markers go out under the epoch after the transaction's, and the next transaction has the one after the owner's."""
+    """Markers have the epoch after the transaction's, and the next transaction the one after the owner's."""
     driver = make()
     first = prepared(driver)
     for _ in range(3):

@@ -174,4 +174,4 @@ def _recover_name(store: Store, settings: Mapping[str, object], name: str, lost:
         kafka = ProducerSide(producer)
         with kafka.turn():
             recover(store, kafka, lost)
-    return [Recovered(name, "sent again")]
+    return [Recovered(name, "committed" if step is Step.TAKE_OVER else "sent again")]
