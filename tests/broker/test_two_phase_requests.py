@@ -227,7 +227,8 @@ def test_what_was_acknowledged_in_a_two_phase_transaction_survives_the_loss_of_p
             second.end_prepared(commit=True)
         assert committed(broker) == [b"%d" % number for number in range(5)]
         with semel.Admin({"bootstrap.servers": broker.bootstrap}) as admin:
-            assert admin.committed_offsets("group", [semel.TopicPartition(TOPIC, 1)])[TOPIC, 1].offset == 7
+            place = semel.TopicPartition(TOPIC, 1)
+            assert admin.committed_offsets("group", [place])[place].offset == 7
 
 
 @pytest.mark.parametrize("seed", range(6))
