@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from semel.bridges.effects import Effects
     from semel.bridges.inbox import Inbox
     from semel.bridges.read_your_writes import ReadYourWrites, wait_until_written
+    from semel.bridges.relay.outbox import Outbox
     from semel.bridges.relay.relay import relay
     from semel.bridges.relay.table_sql import outbox_table_sql
     from semel.bridges.source_inbox import SourceInbox
@@ -104,6 +105,7 @@ __all__ = [
     "LagRefused",
     "NotAuthorized",
     "OffsetOutOfRange",
+    "Outbox",
     "Outcome",
     "PipelineFenced",
     "Postgres",
@@ -158,6 +160,7 @@ _LOADED_ON_USE = {
     "Kafka": "bridges.targets",
     "KafkaSink": "spark.sink",
     "LagRefused": "spark.lag",
+    "Outbox": "bridges.relay.outbox",
     "Outcome": "client.producer",
     "PipelineFenced": "spark.owner",
     "Postgres": "bridges.targets",

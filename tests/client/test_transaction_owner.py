@@ -46,6 +46,7 @@ def open_transaction(protocol: int) -> TransactionOwner:
     """A producer that has written to `t-0` at offset 5 and is about to commit."""
     stub = SimpleNamespace(
         transaction_protocol=protocol,
+        speaks=lambda api, version: False,
         config=SimpleNamespace(api_timeout_ms=10),
         patience=lambda budget_ms=None: Patience(budget_ms or 0, 1, 1),
         clock=time.monotonic,

@@ -47,11 +47,23 @@ class Driver:
         return self.producer_ids_given
 
     def init(
-        self, identity: tuple[int, int] = (-1, -1), *, transactional_id: str = "id", timeout_ms: int = 60_000
+        self,
+        identity: tuple[int, int] = (-1, -1),
+        *,
+        transactional_id: str = "id",
+        timeout_ms: int = 60_000,
+        two_phase: bool = False,
+        keep_prepared: bool = False,
     ) -> Answer:
         return self._run(
             lambda: self.coordinator.decide_init_producer_id(
-                transactional_id, timeout_ms, *identity, now_ms=self.now_ms, new_producer_id=self.new_producer_id
+                transactional_id,
+                timeout_ms,
+                *identity,
+                now_ms=self.now_ms,
+                new_producer_id=self.new_producer_id,
+                two_phase=two_phase,
+                keep_prepared=keep_prepared,
             )
         )
 

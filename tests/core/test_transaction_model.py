@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from coordinator_driver import Answer, Driver
@@ -25,7 +26,8 @@ class Clients:
 
     def __init__(self, chance: random.Random, feature: int) -> None:
         self.chance = chance
-        self.driver = Driver(TransactionSettings(transaction_version=feature))
+        self.has_two_phase = feature == 2
+        self.driver = Driver(TransactionSettings(transaction_version=feature, two_phase_commit=self.has_two_phase))
         self.model = Model(self.driver)
         # One protocol for all, or both at one id.
         versions = chance.choice([(0, 0, 0), (2, 2, 2), (0, 2, 2)])
@@ -57,11 +59,17 @@ class Clients:
         assert unfinished == prepared
 
     def begin_anew(self, name: str, agent: str) -> None:
-        self.send(Request("init", agent, name))
+        self.send(Request("init", agent, name, **self.flags()))
 
     def go_on(self, name: str, agent: str) -> None:
         if identity := self.identity(name, agent):
-            self.send(Request("init", agent, name, identity))
+            self.send(Request("init", agent, name, identity, **self.flags()))
+
+    def flags(self) -> dict[str, Any]:
+        """KIP-939, where there is protocol 2: all four, since one client may use it and the next one not."""
+        if not self.has_two_phase:
+            return {}
+        return {"two_phase": self.chance.random() < 0.4, "keep_prepared": self.chance.random() < 0.6}
 
     def add(self, name: str, agent: str) -> None:
         if identity := self.identity(name, agent):

@@ -81,6 +81,7 @@ def transactions(draw: st.DrawFn) -> TransactionMetadata:
         draw(int64),
         previous_producer_id=draw(int64),
         next_producer_id=draw(int64),
+        next_producer_epoch=draw(int16),
         producer_epoch=draw(int16),
         last_producer_epoch=draw(int16),
         timeout_ms=draw(st.integers(0, 2**31 - 1)),
@@ -145,7 +146,7 @@ def test_unknown_tagged_fields_are_stepped_over() -> None:
     """KIP-482: newer releases add fields without a new version; on the record and within its partitions."""
     key, value = encode_transaction(PREPARED, transaction_version=2)
     own = "03000800000000000000070108000000000000000802020002"
-    content = value.hex().replace(own, "04" + own[2:] + "0302abcd").replace("000000070000", "00000007010901ee00")
+    content = value.hex().replace(own, "04" + own[2:] + "0902abcd").replace("000000070000", "00000007010901ee00")
     assert decode_transaction(key, bytes.fromhex(content)) == PREPARED
 
 

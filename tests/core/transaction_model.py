@@ -26,7 +26,12 @@ FOLLOWS = {
 }
 ERRORS = {
     "init": {ErrorCode.concurrent_transactions, ErrorCode.producer_fenced},
-    "add": {ErrorCode.concurrent_transactions, ErrorCode.producer_fenced, ErrorCode.invalid_producer_id_mapping},
+    "add": {
+        ErrorCode.concurrent_transactions,
+        ErrorCode.producer_fenced,
+        ErrorCode.invalid_producer_id_mapping,
+        ErrorCode.invalid_txn_state,  # to the owner of a kept transaction
+    },
     "end": {
         ErrorCode.concurrent_transactions,
         ErrorCode.producer_fenced,
@@ -47,11 +52,19 @@ class Request:
     partitions: frozenset[TopicPartition] = frozenset()
     committed: bool = False
     client_version: int = 0
+    two_phase: bool = False
+    keep_prepared: bool = False
 
     def send(self, driver: Driver) -> Answer:
         name = self.transactional_id
         if self.kind == "init":
-            return driver.init(self.identity, transactional_id=name, timeout_ms=1_000)
+            return driver.init(
+                self.identity,
+                transactional_id=name,
+                timeout_ms=1_000,
+                two_phase=self.two_phase,
+                keep_prepared=self.keep_prepared,
+            )
         version = self.client_version
         if self.kind == "add":
             return driver.add(self.identity, self.partitions, transactional_id=name, client_version=version)
@@ -87,10 +100,10 @@ class Model:
         assert after.status in (FOLLOWS[before.status] if before else {S.EMPTY})
         if self.sending and self.sending.kind != "init":
             assert before is not None
-            assert before.identity == self.sending.identity, "only the owner of the present epoch may write"
-            assert self.owners[before.identity] == self.sending.agent
+            assert before.owner == self.sending.identity, "only the owner of the present epoch may write"
+            assert self.owners[before.owner] == self.sending.agent
         if after.status is S.ONGOING:
-            self.open_since_ms.setdefault(name, self.driver.now_ms)
+            self._watch_open(before, after)
         elif after.status in (S.PREPARE_COMMIT, S.PREPARE_ABORT):
             assert before is not None
             assert after.partitions == before.partitions, "each partition must get its marker"
@@ -98,6 +111,9 @@ class Model:
                 assert after.producer_epoch > before.producer_epoch, (
                     "an abort by the coordinator shuts the producer out"
                 )
+            assert after.producer_id == before.producer_id, "the marker is of the producer that wrote the records"
+            if before.is_kept:
+                assert after.producer_epoch == before.producer_epoch + 1, "and shuts it out"
             self.open_since_ms.pop(name, None)
             self.decided[name] = after.status is S.PREPARE_COMMIT
         elif after.status in (S.COMPLETE_COMMIT, S.COMPLETE_ABORT):
@@ -105,15 +121,31 @@ class Model:
             return
         self.last_answered.pop(name, None)
 
+    def _watch_open(self, before: TransactionMetadata | None, after: TransactionMetadata) -> None:
+        """A transaction has begun, grown, or been taken over as it is."""
+        name, is_init = after.transactional_id, self.sending is not None and self.sending.kind == "init"
+        assert is_init == (before is not None and before.status is S.ONGOING and after.owner != before.owner) or (
+            is_init and after.is_kept
+        ), "only InitProducerId changes the owner, and only one that keeps leaves a transaction open"
+        if is_init:
+            assert before is not None
+            kept = (before.identity, before.partitions, before.start_ms)
+            assert (after.identity, after.partitions, after.start_ms) == kept, "what is kept stays as it was"
+        if after.is_two_phase:
+            self.open_since_ms.pop(name, None)
+        else:
+            self.open_since_ms.setdefault(name, self.driver.now_ms)
+
     def _watch_identity(self, before: TransactionMetadata | None, after: TransactionMetadata) -> None:
-        assert 0 <= after.producer_epoch <= 32767
-        if before is not None and before.producer_id == after.producer_id:
-            assert before.producer_epoch <= after.producer_epoch <= before.producer_epoch + 1, "epochs only rise"
+        producer_id, producer_epoch = after.owner
+        assert 0 <= producer_epoch <= 32767
+        if before is not None and before.owner.producer_id == producer_id:
+            assert before.owner.producer_epoch <= producer_epoch <= before.owner.producer_epoch + 1, "epochs only rise"
             return
-        assert after.producer_id not in self.producer_ids, "a producer id is used once"
-        self.producer_ids.add(after.producer_id)
-        assert after.producer_epoch == 0
-        assert before is None or before.producer_epoch >= 32766, "a new id only when the epochs are used up"
+        assert producer_id not in self.producer_ids, "a producer id is used once"
+        self.producer_ids.add(producer_id)
+        assert producer_epoch == 0
+        assert before is None or before.owner.producer_epoch >= 32766, "a new id only when the epochs are used up"
 
     def send(self, request: Request) -> Answer:
         self.sending = request
@@ -140,7 +172,8 @@ class Model:
         self.last_answered[request.transactional_id] = (request, answer)
 
     def _grant(self, request: Request, answer: ProducerIdentity, metadata: TransactionMetadata) -> None:
-        present = metadata.identity if metadata.next_producer_id == -1 else (metadata.next_producer_id, 0)
+        is_rotating = metadata.next_producer_id != -1 and not metadata.is_kept
+        present = (metadata.next_producer_id, 0) if is_rotating else metadata.owner
         assert answer == present, "an answer is the present identity, never an older one"
         assert answer.producer_epoch < 32767, "32767 is kept for fencing"
         owner = self.owners.setdefault(answer, request.agent)

@@ -17,6 +17,11 @@ def is_postgres_url(address: object) -> bool:
     return isinstance(address, str) and address.startswith(_SCHEMES)
 
 
+def is_postgres_address(address: object) -> bool:
+    """A URL, or the keywords that Postgres' own clients take. Anything else with text in it is a file."""
+    return isinstance(address, str) and (is_postgres_url(address) or "://" in address or " dbname=" in f" {address}")
+
+
 def check_postgres_url(address: object) -> None:
     """Raise unless it is a URL that Postgres' own clients take, or their keywords (`host=db dbname=shop`).
 

@@ -149,6 +149,7 @@ class BrokerSettings:
     transaction_log_min_isr = _int("transaction.state.log.min.isr", 1, at_least(1))
     transaction_log_replication_factor = _copies("transaction.state.log.replication.factor")
     transaction_version = _int("transaction.version", 2, between(0, 2))
+    two_phase_commit = _flag("transaction.two.phase.commit.enable", False)
     transaction_timeout_max_ms = _int("transaction.max.timeout.ms", 900_000, at_least(1))
     transactional_id_expiration_ms = _int("transactional.id.expiration.ms", 7 * _DAY_MS, at_least(1))
     transactional_id_expiration_check_interval_ms = _int(

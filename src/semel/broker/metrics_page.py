@@ -97,15 +97,17 @@ def _transactions(broker: Broker) -> Slices[list[Family]]:
     now_ms = broker.clock.now_ms()
     coordinator = broker.transactions.coordinator
     pace = Pace(_IDS_AT_ONCE)
-    open_count, oldest_ms = 0, now_ms
+    open_count, two_phase_count, oldest_ms = 0, 0, now_ms
     for one in list(coordinator):
         if one.status not in AT_REST:
             open_count, oldest_ms = open_count + 1, min(oldest_ms, one.start_ms)
+            two_phase_count += one.is_two_phase
         if pace.is_over():
             yield
     oldest_s = (now_ms - oldest_ms) / 1000
     return [
         _gauge("open_transactions", "Transactions that are neither committed nor aborted.", open_count),
+        _gauge("open_two_phase_transactions", "Those of them that no timeout ends (KIP-939).", two_phase_count),
         _gauge("oldest_open_transaction_seconds", "How long the oldest of them has been open.", oldest_s),
         _gauge("transactional_ids", "Transactional ids that the broker remembers.", len(coordinator)),
     ]

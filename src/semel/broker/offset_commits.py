@@ -29,13 +29,15 @@ def commit_and_answer(
     check: Callable[[], None],
     commit: Callable[[list[OffsetCommit]], Codes],
     code_for_client: Callable[[ErrorCode], ErrorCode] = lambda code: code,
+    wait_safe: Callable[[], Awaitable[None] | None] = lambda: None,
 ) -> Reply:
     """`commit` the positions of a request, some hundreds at a time, and answer what became of each.
 
-    `check` and `commit` raise Refused. What was committed before a refusal stays, as each partition has its own code.
+    The answer waits for what `wait_safe` returns, if anything. `check` and `commit` raise Refused. What was committed
+    before a refusal stays, as each partition has its own code.
     """
     return answer_in_slices(
-        broker, context, request, _commit_all(broker, context, request, check, commit, code_for_client)
+        broker, context, request, _commit_all(broker, context, request, check, commit, code_for_client, wait_safe)
     )
 
 
@@ -46,6 +48,7 @@ def _commit_all(
     check: Callable[[], None],
     commit: Callable[[list[OffsetCommit]], Codes],
     code_for_client: Callable[[ErrorCode], ErrorCode],
+    wait_safe: Callable[[], Awaitable[None] | None],
 ) -> Slices[Mapping[str, Any] | Reply]:
     codes: dict[TopicPartition, ErrorCode] = {}
     otherwise, has_committed = ErrorCode.none, False
@@ -62,8 +65,12 @@ def _commit_all(
     except Refused as refusal:
         broker.metrics.count_refusal(refusal.code)
         otherwise = code_for_client(refusal.code)
-    if broker.acknowledges_after_sync and otherwise is ErrorCode.none and has_committed:
-        return _answer_when_durable(broker, context, request, codes)
+    if otherwise is ErrorCode.none and has_committed:
+        safe = wait_safe()
+        if safe is None and broker.acknowledges_after_sync:
+            safe = broker.groups.wait_durable(request.group_id)
+        if safe is not None:
+            return _answer_when_safe(broker, context, request, codes, safe)
     return {"topics": _topics(request, codes, otherwise)}
 
 
@@ -108,8 +115,10 @@ def _topics(request: Any, codes: Mapping[TopicPartition, ErrorCode], otherwise: 
     ]
 
 
-async def _answer_when_durable(broker: Broker, context: RequestContext, request: Any, codes: Codes) -> Answer:
+async def _answer_when_safe(
+    broker: Broker, context: RequestContext, request: Any, codes: Codes, safe: Awaitable[None]
+) -> Answer:
     """The same, once the offsets survive the loss of power."""
-    await broker.groups.wait_durable(request.group_id)
+    await safe
     reply = answer_wide(broker, context, request, len(codes), {"topics": _topics(request, codes, ErrorCode.none)})
     return await reply if isinstance(reply, Awaitable) else reply

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from kio.schema.errors import ErrorCode
 
+from semel.broker.durability import Fsync
 from semel.broker.failpoints import reach
 from semel.broker.held_memory import TRANSACTIONAL_IDS_SHARE, Table
 from semel.broker.pacing import Slices, finish
 from semel.broker.storage.failures import StorageError
 from semel.core.coordinator_hash import coordinator_partition
 from semel.core.refusal import Refused
-from semel.core.transaction_metadata import AT_REST, PROTOCOL_2
+from semel.core.transaction_metadata import AT_REST, NO_IDENTITY, PROTOCOL_2
 from semel.core.transaction_records import (
     TransactionTombstone,
     decode_transaction,
@@ -83,8 +84,16 @@ class TransactionRuntime:
     # Requests.
 
     async def init_producer_id(
-        self, transactional_id: str, timeout_ms: int, producer_id: int, producer_epoch: int
-    ) -> ProducerIdentity:
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        two_phase: bool = False,
+        keep_prepared: bool = False,
+    ) -> tuple[ProducerIdentity, ProducerIdentity]:
+        """Who the asker is from now on, and under which identity the transaction was begun that it keeps, if any."""
         if not self._broker.topics.is_ready(TRANSACTION_STATE):
             await finish(
                 self._broker.topics.ensure_internal_in_slices(TRANSACTION_STATE, self._broker.settings),
@@ -100,8 +109,12 @@ class TransactionRuntime:
             producer_epoch,
             now_ms=self._broker.clock.now_ms(),
             new_producer_id=self._broker.producer_ids.next_id,
+            two_phase=two_phase,
+            keep_prepared=keep_prepared,
         )
-        return await self._carry_out(decision)
+        is_kept = decision.record is not None and decision.record.status is TransactionStatus.ONGOING
+        kept = decision.record.identity if is_kept and decision.record is not None else NO_IDENTITY
+        return await self._carry_out(decision), kept
 
     def add_partitions(
         self,
@@ -125,8 +138,21 @@ class TransactionRuntime:
             before = self.coordinator.get(transactional_id)
             added = len(decision.record.partitions) - (0 if before is None else len(before.partitions))
             self._table.take(_PARTITION_BYTES * added, ErrorCode.policy_violation)
-            # Not synced: after a loss of power every open transaction is aborted, whatever is known of it.
+            # Not synced: after a loss of power every open transaction is aborted, whatever is known of it; and of a
+            # two-phase transaction nothing is acknowledged before `wait_prepared`.
             self._log(decision.record)
+
+    def is_two_phase(self, transactional_id: str | None) -> bool:
+        """Whether what is written under this id must be safe when it is acknowledged: it may be decided elsewhere."""
+        metadata = None if transactional_id is None else self.coordinator.get(transactional_id)
+        return metadata is not None and metadata.is_two_phase
+
+    async def wait_prepared(self, transactional_id: str) -> None:
+        """Return when all of the transaction survives the loss of power: its producer may call it prepared then."""
+        metadata = self.coordinator.get(transactional_id)
+        if metadata is not None:
+            written = self._existing(metadata.partitions | self._consumed_by(metadata))
+            await self._broker.durability.wait_committed([*written, self._log_partition(transactional_id)])
 
     def verify_partitions(
         self,
@@ -249,7 +275,9 @@ class TransactionRuntime:
             await self._finish(metadata)
         if power_was_lost:
             for metadata in list(self.coordinator):
-                if metadata.status is TransactionStatus.ONGOING:
+                if metadata.is_two_phase and self._broker.durability.mode is not Fsync.NEVER:
+                    await self._take_in_what_was_written(metadata)
+                elif metadata.status is TransactionStatus.ONGOING:
                     await self._abort(metadata, "records of it may have been lost with the power")
                 await self._shut_out(metadata)
         self._end_hanging()
@@ -282,6 +310,31 @@ class TransactionRuntime:
             metadata.transactional_id,
             now_ms=self._broker.clock.now_ms(),
             new_producer_id=self._broker.producer_ids.next_id,
+        )
+        await self._try_carry_out(decision)
+
+    async def _take_in_what_was_written(self, metadata: TransactionMetadata) -> None:
+        """A two-phase transaction goes on after a loss of power: what was acknowledged of it is there.
+
+        That a partition came in may be lost though its records are not. Its owner has no answer yet and sends them
+        again, and they would be taken for repeats; so they must be part of the transaction.
+        """
+        if metadata.status is not TransactionStatus.ONGOING or metadata.is_kept:
+            return
+        found = {
+            (partition.topic, partition.index)
+            for partition in self._broker.all_partitions()
+            for entry in partition.log.open_transactions()
+            if (entry.producer_id, entry.producer_epoch) == metadata.identity
+        }
+        if found <= metadata.partitions:
+            return
+        decision = self.coordinator.decide_add_partitions(
+            metadata.transactional_id,
+            *metadata.identity,
+            found,
+            now_ms=self._broker.clock.now_ms(),
+            client_version=metadata.client_transaction_version,
         )
         await self._try_carry_out(decision)
 
@@ -492,4 +545,5 @@ def _settings_of(settings: BrokerSettings) -> TransactionSettings:
         transaction_version=settings.transaction_version,
         transaction_timeout_max_ms=settings.transaction_timeout_max_ms,
         expiration_ms=settings.transactional_id_expiration_ms,
+        two_phase_commit=settings.two_phase_commit,
     )

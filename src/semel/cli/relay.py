@@ -45,6 +45,7 @@ def relay(
     progress_topic: Annotated[str, typer.Option(help="Where progress is kept.")] = DEFAULT_PROGRESS_TOPIC,
     transaction_rows_max: Annotated[int, typer.Option(help="How many rows a Kafka transaction may have.")] = ROWS_MAX,
     poll_ms: Annotated[float, typer.Option(help="How often to look for new rows.")] = POLL_MS,
+    wake: Annotated[bool, typer.Option(help="Look at once when the database tells of a commit.")] = True,
     retry_s: Annotated[float, typer.Option(help="How long a lost database or broker is tried again.")] = RETRY_S,
     idle_ms: Annotated[float | None, typer.Option(help="End when nothing has come for so long.")] = None,
     setting: Annotated[
@@ -87,6 +88,7 @@ def relay(
             progress_topic=progress_topic,
             transaction_rows_max=transaction_rows_max,
             poll_ms=poll_ms,
+            wake=wake,
             retry_s=retry_s,
             idle_ms=idle_ms,
             stop=stop,

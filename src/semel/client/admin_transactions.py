@@ -9,6 +9,7 @@ from typing import Any
 from semel.client.cluster import Cluster, CoordinatorKind
 from semel.client.item_calls import ItemAnswer, Route, call_for_items, coordinator, flat_names, on_every_broker
 from semel.client.leader_calls import PartitionAnswer, by_topic, call_leaders
+from semel.client.ownership import NO_TIMEOUT_MS
 from semel.client.partitions import TopicPartition
 from semel.wire import Api
 
@@ -35,6 +36,11 @@ class TransactionDescription:
     producer_epoch: int
     partitions: tuple[TopicPartition, ...]
     """The partitions that are written in the open transaction, or still lack its marker."""
+
+    @property
+    def is_two_phase(self) -> bool:
+        """No timeout ends its transactions: they wait for a decision from outside (KIP-939)."""
+        return self.timeout_ms == NO_TIMEOUT_MS
 
 
 @dataclass(frozen=True, slots=True)

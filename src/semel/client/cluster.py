@@ -217,6 +217,11 @@ class Cluster:
         assert self._transaction_protocol is not None, "it is known from the first connection on"
         return self._transaction_protocol
 
+    def speaks(self, api: Api, version: int) -> bool:
+        """Whether brokers offer this version of a request."""
+        offered = self.any_connection().capabilities.versions.get(api)
+        return offered is not None and offered.highest >= version
+
     # -- requests --------------------------------------------------------------------------------------------------
 
     def submit(

@@ -26,6 +26,10 @@ UNDECIDED: Final = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFenc
 """Markers are being written: the state will move on by itself within milliseconds."""
 
 
+NO_TIMEOUT_MS: Final = 2**31 - 1
+"""What a coordinator says of the timeout of two-phase transactions (KIP-939): they have none."""
+
+
 class ProducerIdentity(NamedTuple):
     """The producer id and epoch that every batch carries."""
 
@@ -46,6 +50,11 @@ class Owner:
 
     identity: ProducerIdentity
     state: str
+    timeout_ms: int = 0
+
+    @property
+    def is_two_phase(self) -> bool:
+        return self.timeout_ms == NO_TIMEOUT_MS
 
     @property
     def is_open(self) -> bool:

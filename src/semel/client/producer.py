@@ -205,6 +205,14 @@ class Producer:
         """1 or 2, as the cluster has finalized it (KIP-890)."""
         return self.cluster.transaction_protocol
 
+    @property
+    def prepared(self) -> ProducerIdentity | None:
+        """Under which identity the transaction was begun that an earlier producer of this id has left prepared.
+
+        Only two-phase transactions (KIP-939) are kept: `end_prepared` ends them as was decided, `begin` aborts them.
+        """
+        return None if self._owner is None else self._owner.prepared
+
     # -- records ---------------------------------------------------------------------------------------------------
 
     def send(
@@ -395,6 +403,17 @@ class Producer:
         return nullcontext() if self._owner is None else self._owner.doomed_by_failure()
 
     # -- transactions ----------------------------------------------------------------------------------------------
+
+    def try_two_phase_commit(self) -> bool:
+        """Let no timeout end this producer's transactions (KIP-939), for somebody who decides about them elsewhere.
+
+        False, and nothing has changed, if the cluster does not offer it or does not allow it to this user.
+        """
+        return self._transactional().try_two_phase_commit()
+
+    def end_prepared(self, *, commit: bool) -> None:
+        """End what an earlier producer has left `prepared`, as was decided about it."""
+        self._transactional().end_prepared(commit=commit)
 
     def begin(self) -> None:
         """Open a transaction."""

@@ -30,9 +30,11 @@ from semel.errors import (
     SemelError,
     TransactionAborted,
 )
-from semel.wire import Api, ErrorCode, verdict
+from semel.wire import TWO_PHASE_COMMIT_VERSION, Api, ErrorCode, verdict
 
 _DISCARD_PATIENCE_MS = 500
+_TWO_PHASE_NOT_OFFERED = (ErrorCode.transactional_id_authorization_failed, ErrorCode.unsupported_version)
+"""The answers of a cluster that has it switched off, does not allow it to this user, or cannot keep transactions."""
 _SUCCESSOR_MS = 2_000
 """A new owner is refused while it lets the coordinator abort what is open, and comes again within so long."""
 
@@ -74,7 +76,64 @@ class TransactionOwner:
         self._written: dict[TopicPartition, int] = {}
         self._offsets_sent: dict[str, dict[TopicPartition, int]] = {}
         self._needs_new_epoch = resumed is not None
-        sender.start_over(resumed or self._calls.init_producer_id())
+        identity, self.prepared = (resumed, None) if resumed is not None else self._take_id()
+        sender.start_over(identity)
+
+    def _take_id(self) -> tuple[ProducerIdentity, ProducerIdentity | None]:
+        """Fence every older owner and abort its transaction, unless that is a two-phase one (KIP-939).
+
+        That may be prepared, and decided elsewhere: `end_prepared` is for whoever knows the decision.
+        """
+        if not self._cluster.speaks(Api.INIT_PRODUCER_ID, TWO_PHASE_COMMIT_VERSION):
+            return self._calls.init_producer_id(), None
+        try:
+            identity, kept = self._calls.keep_prepared()
+        except KafkaError as error:
+            if error.code != ErrorCode.unsupported_version:
+                raise
+            return self._calls.init_producer_id(), None  # Apache Kafka 4.1 with unstable versions switched on
+        if kept is None:
+            return identity, None
+        owner = self._calls.owner()
+        if owner is not None and owner.is_two_phase:
+            return identity, kept
+        return self._calls.init_producer_id(identity), None
+
+    # -- two-phase commit ------------------------------------------------------------------------------------------
+
+    def try_two_phase_commit(self) -> bool:
+        """Let no timeout end this owner's transactions from the next one on; False if the cluster does not offer it.
+
+        Raises `Fenced` if another owner has come.
+        """
+        if not self._calls.two_phase and self._cluster.speaks(Api.INIT_PRODUCER_ID, TWO_PHASE_COMMIT_VERSION):
+            self._calls.two_phase = True
+            try:
+                identity, self.prepared = self._calls.keep_prepared(self._mine)
+            except BaseException as error:
+                self._calls.two_phase = False
+                if isinstance(error, KafkaError) and error.code in _TWO_PHASE_NOT_OFFERED:
+                    return False
+                if isinstance(error, Fenced):
+                    self._die(error)
+                raise
+            self._sender.start_over(identity)
+        return self._calls.two_phase
+
+    def end_prepared(self, *, commit: bool) -> None:
+        """Carry out what was decided about the transaction that an earlier owner has prepared.
+
+        Can be called again with the same decision if it fails.
+        """
+        self._check_alive()
+        try:
+            self._sender.start_over(self._calls.end(self._mine, commit=commit))
+            self.prepared = None
+            if not self._calls.two_phase:  # what was kept had no timeout, and the next transaction needs one
+                self._sender.start_over(self._calls.init_producer_id(self._mine))
+        except Fenced as error:
+            self._die(error)
+            raise
 
     @property
     def _mine(self) -> ProducerIdentity:
@@ -155,6 +214,8 @@ class TransactionOwner:
     def begin(self) -> None:
         self._check_alive()
         following = next_state(self.state, Event.BEGIN)
+        if self.prepared is not None:
+            self.end_prepared(commit=False)
         if self._needs_new_epoch:
             self._renew_epoch()
         self._calls.protocol = self._sender.protocol = self._cluster.transaction_protocol
@@ -271,7 +332,9 @@ class TransactionOwner:
     @property
     def _is_overdue(self) -> bool:
         """Whether the coordinator may have ended the transaction because it took too long."""
-        return (self._cluster.clock() - self._open_since_s) * 1000 >= self._calls.timeout_ms
+        return (
+            not self._calls.two_phase and (self._cluster.clock() - self._open_since_s) * 1000 >= self._calls.timeout_ms
+        )
 
     def _was_ended_by_coordinator(self) -> bool:
         """Whether the epoch is one that the coordinator took for its own abort, and no new owner has come.

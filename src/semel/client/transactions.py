@@ -34,13 +34,14 @@ class TransactionCalls:
     """The calls about one `transactional.id`.
 
     `protocol` is the one its owner began the transaction with: a cluster may be upgraded in the middle, and the two
-    must not be mixed within one.
+    must not be mixed within one. `two_phase` says that no timeout may end the owner's transactions (KIP-939).
     """
 
     cluster: Cluster
     transactional_id: str
     timeout_ms: int
     protocol: int
+    two_phase: bool = False
 
     def highest_version(self, api: Api) -> int | None:
         """Requests of protocol 2 are sent only where the cluster has finalized it."""
@@ -53,15 +54,31 @@ class TransactionCalls:
 
         Without `current` every other owner of the id is fenced; with it, the call itself fails if one has fenced us.
         """
-        response = self._call(
+        response = self._init(current, patience)
+        return ProducerIdentity(response.producer_id, response.producer_epoch)
+
+    def keep_prepared(
+        self, current: ProducerIdentity = NOBODY, *, patience: Patience | None = None
+    ) -> tuple[ProducerIdentity, ProducerIdentity | None]:
+        """The same, but an open transaction stays open; returns the identity it was begun with besides (KIP-939).
+
+        All that can be done then is to end it, under the new identity.
+        """
+        response = self._init(current, patience, keep_prepared_txn=True)
+        kept = ProducerIdentity(response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)
+        return ProducerIdentity(response.producer_id, response.producer_epoch), None if kept == NOBODY else kept
+
+    def _init(self, current: ProducerIdentity, patience: Patience | None, **two_phase: bool) -> Any:
+        return self._call(
             Api.INIT_PRODUCER_ID,
             _top_level,
             patience=patience,
             transaction_timeout=self.timeout_ms,
             producer_id=current.producer_id,
             producer_epoch=current.producer_epoch,
+            enable2_pc=self.two_phase,
+            **two_phase,
         )
-        return ProducerIdentity(response.producer_id, response.producer_epoch)
 
     @property
     def _name(self) -> str:
@@ -86,7 +103,8 @@ class TransactionCalls:
                 raise failure(ErrorCode.invalid_producer_id_mapping, Api.INIT_PRODUCER_ID, self._name) from error
             raise
         found = response.transaction_states[0]
-        return Owner(ProducerIdentity(found.producer_id, found.producer_epoch), found.transaction_state)
+        timeout_ms = round(found.transaction_timeout.total_seconds() * 1000)
+        return Owner(ProducerIdentity(found.producer_id, found.producer_epoch), found.transaction_state, timeout_ms)
 
     def try_end_as(self, identity: ProducerIdentity) -> bool:
         """Abort what is open under this identity; False if the coordinator's epoch is another one.

@@ -94,6 +94,8 @@ def end_verdict(
     >>> [end_verdict(ended, ProducerIdentity(7, 3), True, version).name for version in (1, 2)]
     ['FENCED', 'ANSWER_AGAIN']
     """
+    if metadata.is_kept:
+        return _verdict_of_kept(metadata, given, committed, transaction_version)
     is_protocol_2 = transaction_version >= PROTOCOL_2
     has_used_up_epochs = (
         is_protocol_2 and metadata.producer_epoch == 0 and given == (metadata.previous_producer_id, EXHAUSTED_EPOCH)
@@ -112,3 +114,18 @@ def end_verdict(
     else:
         table = PROTOCOL_2_TABLE if is_protocol_2 else PROTOCOL_1_TABLE
     return table.get((metadata.status, committed), EndVerdict.FENCED)
+
+
+def _verdict_of_kept(
+    metadata: TransactionMetadata, given: ProducerIdentity, committed: bool, transaction_version: int
+) -> EndVerdict:
+    """About a transaction that its present owner found open and kept (KIP-939), or whose end is decided by now."""
+    if transaction_version < PROTOCOL_2:
+        return EndVerdict.WRONG_STATE  # its answer could not tell the next identity
+    if metadata.status is _S.ONGOING:
+        if given == metadata.owner:
+            return EndVerdict.END
+    elif given == (metadata.previous_producer_id, metadata.last_producer_epoch):
+        return PROTOCOL_2_REPEAT_TABLE[metadata.status, committed]
+    is_known = given.producer_id in (metadata.producer_id, metadata.owner.producer_id)
+    return EndVerdict.FENCED if is_known else EndVerdict.WRONG_PRODUCER_ID

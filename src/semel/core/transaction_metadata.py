@@ -7,7 +7,9 @@ Epochs, for a producer that has epoch e:
 
 - protocol 1 (transaction.version 0 and 1): the end of a transaction leaves e in place; only InitProducerId raises it;
 - protocol 2 (KIP-890, transaction.version 2): each end of a transaction raises it to e+1, markers carry e+1 already;
-- fencing, when the coordinator ends a transaction by itself: the markers carry e+1, on both protocols.
+- fencing, when the coordinator ends a transaction by itself: the markers carry e+1, on both protocols;
+- two-phase commit (KIP-939): a new owner that keeps the open transaction gets an epoch of its own, and that of the
+  transaction stays until its markers are written.
 
 32767 is given to nobody, so that a producer with 32766 can still be fenced: past it comes a new producer id with 0.
 """
@@ -28,6 +30,8 @@ NO_TIME: Final = -1
 PRODUCER_EPOCH_MAX: Final = 2**15 - 1
 EXHAUSTED_EPOCH: Final = PRODUCER_EPOCH_MAX - 1
 """From here on a raise of the epoch brings a new producer id instead."""
+NO_TIMEOUT_MS: Final = 2**31 - 1
+"""The timeout of a two-phase transaction, as Kafka logs it: somebody else decides about it, however long that takes."""
 PROTOCOL_2: Final = 2
 """The first transaction.version in which the end of a transaction raises the epoch (KIP-890)."""
 
@@ -98,7 +102,8 @@ class TransactionMetadata:
 
     `last_producer_epoch` is what the present owner had before (KIP-360), -1 if it had none: a repeat of an
     InitProducerId whose answer was lost is known by it. `previous_producer_id` tells the same across a change of the
-    producer id. `next_producer_id` is set between a PREPARE state that used up the epochs and its completion.
+    producer id. `next_producer_id` is set between a PREPARE state that used up the epochs and its completion; with
+    `next_producer_epoch` it is the identity of an owner that keeps a transaction begun by an earlier one.
     `end_offsets` has, for a decided commit, where each of the partitions, sorted by name, ended then: what of this
     producer is open below is part of it, and what begins above is not.
     """
@@ -107,6 +112,7 @@ class TransactionMetadata:
     producer_id: int
     previous_producer_id: int = NO_PRODUCER_ID
     next_producer_id: int = NO_PRODUCER_ID
+    next_producer_epoch: int = NO_PRODUCER_EPOCH
     producer_epoch: int = NO_PRODUCER_EPOCH
     last_producer_epoch: int = NO_PRODUCER_EPOCH
     timeout_ms: int = 0
@@ -122,8 +128,23 @@ class TransactionMetadata:
         return ProducerIdentity(self.producer_id, self.producer_epoch)
 
     @property
+    def owner(self) -> ProducerIdentity:
+        """Who may go on. While a transaction is kept that is not the identity that its records carry."""
+        return ProducerIdentity(self.next_producer_id, self.next_producer_epoch) if self.is_kept else self.identity
+
+    @property
+    def is_kept(self) -> bool:
+        """An owner has taken over a transaction that it can only end (keepPreparedTxn), or its end is decided."""
+        return self.next_producer_epoch != NO_PRODUCER_EPOCH
+
+    @property
+    def is_two_phase(self) -> bool:
+        """No timeout ends the transaction: it is prepared for somebody else's decision."""
+        return self.timeout_ms == NO_TIMEOUT_MS
+
+    @property
     def is_epoch_exhausted(self) -> bool:
-        return self.producer_epoch >= EXHAUSTED_EPOCH
+        return self.owner.producer_epoch >= EXHAUSTED_EPOCH
 
 
 class Marker(NamedTuple):
@@ -191,6 +212,22 @@ def to_ongoing(
     )
 
 
+def to_kept(
+    metadata: TransactionMetadata, owner: ProducerIdentity, last_epoch: int, timeout_ms: int, now_ms: int
+) -> TransactionMetadata:
+    """InitProducerId with keepPreparedTxn: a new owner, and the transaction stays open as it is."""
+    return _transition(
+        metadata,
+        _S.ONGOING,
+        now_ms,
+        previous_producer_id=metadata.previous_producer_id if owner == metadata.owner else metadata.owner.producer_id,
+        next_producer_id=owner.producer_id,
+        next_producer_epoch=owner.producer_epoch,
+        last_producer_epoch=last_epoch,
+        timeout_ms=timeout_ms,
+    )
+
+
 def to_prepared(
     metadata: TransactionMetadata, committed: bool, client_version: int, next_producer_id: int, now_ms: int
 ) -> TransactionMetadata:
@@ -198,7 +235,14 @@ def to_prepared(
     changes: dict[str, Any] = {}
     if client_version >= PROTOCOL_2:
         changes["producer_epoch"] = min(metadata.producer_epoch + 1, PRODUCER_EPOCH_MAX)
-        changes["last_producer_epoch"] = metadata.producer_epoch
+        changes["last_producer_epoch"] = metadata.owner.producer_epoch
+    if metadata.is_kept:
+        raised = metadata.owner.producer_epoch + 1
+        if next_producer_id == NO_PRODUCER_ID:
+            next_producer_id, changes["next_producer_epoch"] = metadata.owner.producer_id, raised
+        else:
+            changes["next_producer_epoch"] = 0
+        changes["previous_producer_id"] = metadata.owner.producer_id
     return _transition(
         metadata,
         _S.PREPARE_COMMIT if committed else _S.PREPARE_ABORT,
@@ -231,7 +275,9 @@ def to_complete(metadata: TransactionMetadata, now_ms: int) -> TransactionMetada
     """All markers are written. `last_producer_epoch` stays: also under a new id it is what the client last had."""
     changes: dict[str, Any] = {}
     if metadata.next_producer_id != NO_PRODUCER_ID:
-        changes = {"producer_id": metadata.next_producer_id, "producer_epoch": 0}
+        changes = {"producer_id": metadata.next_producer_id, "producer_epoch": max(metadata.next_producer_epoch, 0)}
+    if metadata.is_kept:
+        changes["previous_producer_id"] = metadata.previous_producer_id
     return _transition(
         metadata,
         _S.COMPLETE_COMMIT if metadata.status is _S.PREPARE_COMMIT else _S.COMPLETE_ABORT,
@@ -264,4 +310,5 @@ def _transition(
         )
     changes.setdefault("previous_producer_id", metadata.producer_id)
     changes.setdefault("end_offsets", ())
+    changes.setdefault("next_producer_epoch", NO_PRODUCER_EPOCH)
     return replace(metadata, status=status, last_update_ms=now_ms, **changes)

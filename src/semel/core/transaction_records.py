@@ -39,6 +39,7 @@ _FIRST_FLEXIBLE_VERSION: Final = 1
 _PREVIOUS_PRODUCER_ID: Final = 0
 _NEXT_PRODUCER_ID: Final = 1
 _CLIENT_TRANSACTION_VERSION: Final = 2
+_NEXT_PRODUCER_EPOCH: Final = 3
 # Kafka does not log it, so that its coordinator, once restarted, fences a producer whose InitProducerId it has just
 # carried out. A tag far from Kafka's own, which every other reader steps over (KIP-482), keeps recovery equal to live.
 _LAST_PRODUCER_EPOCH: Final = 7_000
@@ -132,6 +133,8 @@ def _write_tagged_fields(buffer: io.BytesIO, metadata: TransactionMetadata) -> N
         fields.append(_tagged_field(_NEXT_PRODUCER_ID, _INT64.pack(metadata.next_producer_id)))
     if metadata.client_transaction_version != 0:
         fields.append(_tagged_field(_CLIENT_TRANSACTION_VERSION, _INT16.pack(metadata.client_transaction_version)))
+    if metadata.next_producer_epoch != NO_PRODUCER_EPOCH:
+        fields.append(_tagged_field(_NEXT_PRODUCER_EPOCH, _INT16.pack(metadata.next_producer_epoch)))
     if metadata.last_producer_epoch != NO_PRODUCER_EPOCH:
         fields.append(_tagged_field(_LAST_PRODUCER_EPOCH, _INT16.pack(metadata.last_producer_epoch)))
     if metadata.end_offsets:
@@ -188,6 +191,7 @@ def _decode_value(transactional_id: str, value: bytes) -> TransactionMetadata:
         producer_id,
         previous_producer_id=_tagged(tagged, _PREVIOUS_PRODUCER_ID, _INT64, NO_PRODUCER_ID),
         next_producer_id=_tagged(tagged, _NEXT_PRODUCER_ID, _INT64, NO_PRODUCER_ID),
+        next_producer_epoch=_tagged(tagged, _NEXT_PRODUCER_EPOCH, _INT16, NO_PRODUCER_EPOCH),
         producer_epoch=producer_epoch,
         last_producer_epoch=_tagged(tagged, _LAST_PRODUCER_EPOCH, _INT16, NO_PRODUCER_EPOCH),
         timeout_ms=timeout_ms,

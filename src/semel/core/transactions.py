@@ -28,6 +28,7 @@ from semel.core.transaction_metadata import (
     NO_IDENTITY,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
+    NO_TIMEOUT_MS,
     PREPARED,
     PROTOCOL_2,
     Marker,
@@ -38,6 +39,7 @@ from semel.core.transaction_metadata import (
     marker_of,
     to_complete,
     to_fenced,
+    to_kept,
     to_new_producer_id,
     to_ongoing,
     to_prepared,
@@ -79,11 +81,15 @@ class Decision(Generic[Response]):
 
 @dataclass(frozen=True, slots=True)
 class TransactionSettings:
-    """`transaction_version` is the finalized feature: 2 is protocol 2 (KIP-890), 0 and 1 are as Kafka 3.9."""
+    """`transaction_version` is the finalized feature: 2 is protocol 2 (KIP-890), 0 and 1 are as Kafka 3.9.
+
+    `two_phase_commit` lets clients begin transactions that no timeout ends (KIP-939). It takes protocol 2.
+    """
 
     transaction_version: int = PROTOCOL_2
     transaction_timeout_max_ms: int = 900_000
     expiration_ms: int = 604_800_000
+    two_phase_commit: bool = False
 
 
 _S = TransactionStatus
@@ -123,17 +129,26 @@ class TransactionCoordinator:
         *,
         now_ms: int,
         new_producer_id: NewProducerId,
+        two_phase: bool = False,
+        keep_prepared: bool = False,
     ) -> Decision[ProducerIdentity]:
         """Make the asker the owner of the id.
 
         -1 and -1 is a new incarnation, which always wins; a producer id and epoch is an owner that wants to go on
         (KIP-360) and is fenced when it is the owner no more. While a transaction is open only the producer id is looked
         at, not the epoch, as in Kafka: whoever asks, it is aborted, and the asker comes again.
+
+        `two_phase`: no timeout ends the owner's transactions. `keep_prepared`: an open transaction stays open, and the
+        asker can do nothing but end it; `record.identity` is then the one it was begun with, for the asker to compare
+        with what was decided. Its timeout stays what it was, unless `two_phase` takes it away.
         """
         _refuse_empty_id(transactional_id)
         if (producer_id == NO_PRODUCER_ID) != (producer_epoch == NO_PRODUCER_EPOCH):
             raise Refused(ErrorCode.invalid_request, "a producer id and its epoch must be given together or not at all")
-        if not 0 < timeout_ms <= self.settings.transaction_timeout_max_ms:
+        self._check_two_phase(two_phase, keep_prepared)
+        if two_phase:
+            timeout_ms = NO_TIMEOUT_MS
+        elif not 0 < timeout_ms <= self.settings.transaction_timeout_max_ms:
             raise Refused(ErrorCode.invalid_transaction_timeout, f"transaction.timeout.ms {timeout_ms} is out of range")
         given = None if producer_id == NO_PRODUCER_ID else ProducerIdentity(producer_id, producer_epoch)
         metadata = self._transactions.get(transactional_id)
@@ -145,6 +160,11 @@ class TransactionCoordinator:
         if metadata.status in PREPARED:
             raise _refused(ErrorCode.concurrent_transactions, metadata, given)
         if metadata.status is _S.ONGOING:
+            if keep_prepared:
+                return _owner_is(_keep(metadata, given, two_phase, now_ms, new_producer_id))
+            if metadata.is_two_phase and given not in (None, metadata.owner):
+                # Kafka would abort what is prepared here, on the word of a producer that has been replaced.
+                raise _refused(ErrorCode.producer_fenced, metadata, given)
             record = self._fence(metadata, now_ms, new_producer_id)
             return Decision(record, NO_IDENTITY, ErrorCode.concurrent_transactions, needs_markers=True)
         return _owner_is(_raise_epoch(metadata, given, timeout_ms, now_ms, new_producer_id))
@@ -205,8 +225,8 @@ class TransactionCoordinator:
         coordinator has aborted by itself (time-out, or a new incarnation on its way) counts as decided on protocol 2,
         so that a commit is INVALID_TXN_STATE and an abort is a success; on protocol 1 both are PRODUCER_FENCED.
         """
-        version = self._effective(client_version)
         metadata = self._known(transactional_id)
+        version = self._effective(client_version)
         given = ProducerIdentity(producer_id, producer_epoch)
         verdict = end_verdict(metadata, given, committed, version)
         if verdict in REFUSALS:
@@ -278,7 +298,7 @@ class TransactionCoordinator:
         self._transactions[name] = record
         self._deadlines_ms.pop(name, None)
         self._unfinished.pop(name, None)
-        if record.status is _S.ONGOING:
+        if record.status is _S.ONGOING and not record.is_two_phase:
             self._deadlines_ms[name] = record.start_ms + record.timeout_ms
         elif record.status in PREPARED:
             self._unfinished[name] = record
@@ -297,6 +317,14 @@ class TransactionCoordinator:
         for name in late:
             self.replay(replace(self._transactions[name], start_ms=now_ms))
         return late
+
+    def _check_two_phase(self, two_phase: bool, keep_prepared: bool) -> None:
+        if two_phase and not self.settings.two_phase_commit:
+            raise Refused(
+                ErrorCode.transactional_id_authorization_failed, "transaction.two.phase.commit.enable is false here"
+            )
+        if (two_phase or keep_prepared) and self.settings.transaction_version < PROTOCOL_2:
+            raise Refused(ErrorCode.unsupported_version, "two-phase commit takes transaction.version 2")
 
     def _fence(self, metadata: TransactionMetadata, now_ms: int, new_producer_id: NewProducerId) -> TransactionMetadata:
         version = self.settings.transaction_version
@@ -317,10 +345,12 @@ class TransactionCoordinator:
     def _owned(self, transactional_id: str, producer_id: int, producer_epoch: int) -> TransactionMetadata:
         metadata = self._known(transactional_id)
         given = ProducerIdentity(producer_id, producer_epoch)
-        if metadata.producer_id != producer_id:
+        if producer_id not in (metadata.producer_id, metadata.owner.producer_id):
             raise _refused(ErrorCode.invalid_producer_id_mapping, metadata, given)
-        if metadata.producer_epoch != producer_epoch:
+        if metadata.owner != given:
             raise _refused(ErrorCode.producer_fenced, metadata, given)
+        if metadata.is_kept and metadata.status is _S.ONGOING:
+            raise _refused(ErrorCode.invalid_txn_state, metadata, given)  # it was prepared: nothing comes in any more
         if metadata.status in PREPARED:
             raise _refused(ErrorCode.concurrent_transactions, metadata, given)
         return metadata
@@ -328,7 +358,7 @@ class TransactionCoordinator:
 
 def _may_be_owner(metadata: TransactionMetadata, given: ProducerIdentity) -> bool:
     """The epoch is compared later. Under the previous id only its last epoch can be a repeat after a lost answer."""
-    return given.producer_id == metadata.producer_id or (
+    return given.producer_id == metadata.owner.producer_id or (
         given.producer_id == metadata.previous_producer_id and given.producer_epoch >= EXHAUSTED_EPOCH
     )
 
@@ -353,12 +383,35 @@ def _raise_epoch(
     return to_raised_epoch(metadata, last_epoch, timeout_ms, now_ms)
 
 
+def _keep(
+    metadata: TransactionMetadata,
+    given: ProducerIdentity | None,
+    two_phase: bool,
+    now_ms: int,
+    new_producer_id: NewProducerId,
+) -> TransactionMetadata:
+    timeout_ms = NO_TIMEOUT_MS if two_phase else metadata.timeout_ms
+    owner = metadata.owner
+    if given is None:
+        last_epoch = NO_PRODUCER_EPOCH
+    elif given == owner:
+        last_epoch = owner.producer_epoch
+    elif metadata.is_kept and given.producer_epoch == metadata.last_producer_epoch:
+        return to_kept(metadata, owner, metadata.last_producer_epoch, timeout_ms, now_ms)  # a repeat
+    else:
+        raise _refused(ErrorCode.producer_fenced, metadata, given)
+    if metadata.is_epoch_exhausted:
+        return to_kept(metadata, ProducerIdentity(new_producer_id(), 0), last_epoch, timeout_ms, now_ms)
+    raised = ProducerIdentity(owner.producer_id, owner.producer_epoch + 1)
+    return to_kept(metadata, raised, last_epoch, timeout_ms, now_ms)
+
+
 def _next_producer_id(metadata: TransactionMetadata, new_producer_id: NewProducerId) -> int:
     return new_producer_id() if metadata.is_epoch_exhausted else NO_PRODUCER_ID
 
 
 def _owner_is(record: TransactionMetadata) -> Decision[ProducerIdentity]:
-    return Decision(record, record.identity)
+    return Decision(record, record.owner)
 
 
 def _refuse_empty_id(transactional_id: str) -> None:

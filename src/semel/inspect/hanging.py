@@ -76,6 +76,11 @@ _UNLISTED = (
 def _alive(described: TransactionDescription) -> str:
     if described.state.startswith("Prepare"):
         return "The coordinator has decided and is writing its marker here."
+    if described.is_two_phase:
+        return (
+            "It is prepared for a two-phase commit (KIP-939): no timeout ends it. Its coordinator ends it when the "
+            "producer commits or aborts, or when another one takes its transactional id and does."
+        )
     return (
         f"Its coordinator ends it when the producer commits or aborts, or {described.timeout_ms} ms "
         "(transaction.timeout.ms) after its start."

@@ -2,7 +2,14 @@
 
 from kio.schema.errors import ErrorCode
 
-from semel.wire.api import CLIENT_VERSIONS, PROTOCOL_2_VERSIONS, Api, BrokerCapabilities, VersionRange
+from semel.wire.api import (
+    CLIENT_VERSIONS,
+    PROTOCOL_2_VERSIONS,
+    TWO_PHASE_COMMIT_VERSION,
+    Api,
+    BrokerCapabilities,
+    VersionRange,
+)
 from semel.wire.codes import Action, Refresh, Verdict, verdict
 from semel.wire.messages import (
     build,
@@ -16,6 +23,7 @@ from semel.wire.messages import (
 __all__ = [
     "CLIENT_VERSIONS",
     "PROTOCOL_2_VERSIONS",
+    "TWO_PHASE_COMMIT_VERSION",
     "Action",
     "Api",
     "BrokerCapabilities",

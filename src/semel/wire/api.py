@@ -91,7 +91,7 @@ CLIENT_VERSIONS: Final[Mapping[Api, VersionRange]] = {
     Api.DELETE_TOPICS: VersionRange(1, 5),  # 6 has topic ids
     Api.DELETE_RECORDS: VersionRange(0, 2),
     Api.OFFSET_FOR_LEADER_EPOCH: VersionRange(2, 4),  # 2 brought the current leader epoch
-    Api.INIT_PRODUCER_ID: VersionRange(3, 5),  # 3 brought KIP-360's id and epoch
+    Api.INIT_PRODUCER_ID: VersionRange(3, 6),  # 3 brought KIP-360's id and epoch; 6 is two-phase commit
     Api.ADD_PARTITIONS_TO_TXN: VersionRange(0, 3),  # 4 is for brokers
     Api.ADD_OFFSETS_TO_TXN: VersionRange(0, 3),
     Api.END_TXN: VersionRange(1, 5),  # 5 is transaction protocol 2
@@ -121,6 +121,9 @@ all versions would load them: a tenth of a second for a process that asks one qu
 # The versions from which an API speaks transaction protocol 2: with them the broker adds partitions and groups to the
 # transaction by itself and bumps the epoch at its end. Sent while the feature is off, they break the transaction.
 PROTOCOL_2_VERSIONS: Final[Mapping[Api, int]] = {Api.PRODUCE: 12, Api.END_TXN: 5, Api.TXN_OFFSET_COMMIT: 5}
+
+TWO_PHASE_COMMIT_VERSION: Final = 6
+"""The version of InitProducerId that brought two-phase commit (KIP-939). No release of Apache Kafka offers it yet."""
 
 # Where an API came later than the oldest Kafka that Semel works with, 2.5.
 _KAFKA_WITH: Final[Mapping[Api, str]] = {

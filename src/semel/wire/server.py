@@ -40,7 +40,7 @@ SERVER_VERSIONS: Final[Mapping[Api, VersionRange]] = {
     Api.CREATE_TOPICS: VersionRange(2, 7),
     Api.DELETE_TOPICS: VersionRange(1, 6),
     Api.DELETE_RECORDS: VersionRange(0, 2),
-    Api.INIT_PRODUCER_ID: VersionRange(0, 5),
+    Api.INIT_PRODUCER_ID: VersionRange(0, 6),
     Api.OFFSET_FOR_LEADER_EPOCH: VersionRange(2, 4),
     Api.ADD_PARTITIONS_TO_TXN: VersionRange(0, 3),
     Api.ADD_OFFSETS_TO_TXN: VersionRange(0, 4),

@@ -32,15 +32,16 @@ WEIGHTS = {
     "commit": ("unreachable", "lost, not done", "lost, later", "lost, done"),
     "end": ("lost, later", "unreachable"),
     "resolve": ("unreachable",),
+    "end prepared": ("unreachable", "lost, done"),
 }
 
 
 class World:
     """One run: programs that place orders, one after the other or one inside another's pause."""
 
-    def __init__(self, seed: int, protocol: int) -> None:
+    def __init__(self, seed: int, protocol: int, *, two_phase: bool = False) -> None:
         self.rng = random.Random(seed)
-        self.kafka = Kafka(protocol)
+        self.kafka = Kafka(protocol, two_phase=two_phase)
         self.database = Database()
         self.is_quiet = False
         self.events: list[str] = []

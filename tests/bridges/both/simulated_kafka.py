@@ -9,7 +9,7 @@ from typing import Any
 from semel.bridges.both.decision import Decision, Place, StoredBatch
 from semel.bridges.both.kafka_side import Inquiry, KafkaSide
 from semel.bridges.both.recovery import EndAnswer, MarkerSeen, OwnerSeen, lowest_epoch, read_marker
-from semel.client.ownership import Owner, ProducerIdentity
+from semel.client.ownership import NOBODY, Owner, ProducerIdentity
 from semel.core.refusal import Refused
 from semel.core.transactions import Decision as CoreDecision
 from semel.core.transactions import TransactionCoordinator, TransactionSettings, marker_of
@@ -62,10 +62,13 @@ class Partition:
 class Kafka:
     """One coordinator, some partitions, and requests that arrive late."""
 
-    def __init__(self, protocol: int) -> None:
+    def __init__(self, protocol: int, *, two_phase: bool = False) -> None:
         self.protocol = protocol
+        self.two_phase = two_phase
         self.now_ms = 0
-        self.coordinator = TransactionCoordinator(TransactionSettings(transaction_version=protocol))
+        self.coordinator = TransactionCoordinator(
+            TransactionSettings(transaction_version=protocol, two_phase_commit=two_phase)
+        )
         self.partitions = [Partition() for _ in range(PARTITIONS)]
         self.late: list[Callable[[], None]] = []
         self._next_producer_id = 0
@@ -89,12 +92,37 @@ class Kafka:
             raise Refused(decision.refusal, "again")
         return decision.response
 
-    def init_producer_id(self) -> ProducerIdentity:
+    def keep_prepared(
+        self, identity: ProducerIdentity = NOBODY, *, two_phase: bool = False
+    ) -> tuple[ProducerIdentity, ProducerIdentity | None]:
+        decision = self.coordinator.decide_init_producer_id(
+            NAME,
+            TIMEOUT_MS,
+            *identity,
+            now_ms=self.now_ms,
+            new_producer_id=self.new_producer_id,
+            two_phase=two_phase,
+            keep_prepared=True,
+        )
+        found = self.carry_out(decision)
+        record = decision.record
+        assert record is not None
+        return ProducerIdentity(*found), ProducerIdentity(
+            *record.identity
+        ) if record.status.title == "Ongoing" else None
+
+    def init_producer_id(self, *, two_phase: bool = False) -> ProducerIdentity:
         for _ in range(3):
             try:
                 found = self.carry_out(
                     self.coordinator.decide_init_producer_id(
-                        NAME, TIMEOUT_MS, -1, -1, now_ms=self.now_ms, new_producer_id=self.new_producer_id
+                        NAME,
+                        TIMEOUT_MS,
+                        -1,
+                        -1,
+                        now_ms=self.now_ms,
+                        new_producer_id=self.new_producer_id,
+                        two_phase=two_phase,
                     )
                 )
                 return ProducerIdentity(*found)
@@ -197,7 +225,7 @@ class SimulatedInquiry(Inquiry):
         known = self.kafka.coordinator.get(NAME)
         if known is None:
             return OwnerSeen.UNKNOWN
-        return Owner(ProducerIdentity(*known.identity), known.status.title)
+        return Owner(ProducerIdentity(*known.identity), known.status.title, known.timeout_ms)
 
 
 class SimulatedProducer(SimulatedInquiry, KafkaSide):
@@ -211,7 +239,14 @@ class SimulatedProducer(SimulatedInquiry, KafkaSide):
         self.places: set[str] = set()
         self.state = "ready"
         self._ids = 0
-        self.identity = kafka.init_producer_id()
+        self._is_two_phase = False
+        self.prepared: ProducerIdentity | None = None
+        if kafka.two_phase:
+            self.identity, self.prepared = kafka.keep_prepared()
+            known = kafka.coordinator.get(NAME)
+            if self.prepared is None or (known is not None and known.is_two_phase):
+                return
+        self.identity, self.prepared = kafka.init_producer_id(), None
 
     @property
     def is_ready(self) -> bool:
@@ -228,7 +263,7 @@ class SimulatedProducer(SimulatedInquiry, KafkaSide):
         if tuple(known.identity) not in (tuple(self.identity), tuple(self.identity.following)):
             self.state = "dead"
             raise _fenced()
-        self.identity = self.kafka.init_producer_id()
+        self.identity = self.kafka.init_producer_id(two_phase=self._is_two_phase)
         self.state = "ready"
 
     def write(self, decision_id: str, batches: Sequence[StoredBatch]) -> Decision:
@@ -303,8 +338,36 @@ class SimulatedProducer(SimulatedInquiry, KafkaSide):
 
     def check_owner(self) -> None:
         self._happen("check owner")
-        if self._is_taken_over():
+        if self.kafka.two_phase and not self._is_two_phase and self.state == "ready":
+            self._become_two_phase()
+            return
+        if self.prepared is None and self._is_taken_over():
             raise _fenced()
+
+    def _become_two_phase(self) -> None:
+        try:
+            self.identity, self.prepared = self.kafka.keep_prepared(self.identity, two_phase=True)
+        except Refused as refused:
+            self.state = "dead"
+            raise _fenced() from refused
+        self._is_two_phase = True
+
+    def end_prepared(self, decision: Decision | None) -> bool:
+        if self.prepared is None:
+            return False
+        is_decided = decision is not None and decision.identity == self.prepared
+        what = self._happen("end prepared")
+        if what == "unreachable":
+            raise ConnectionLost("nothing was sent")
+        try:
+            following = self.kafka.end(self.identity, 2, commit=is_decided)
+        except Refused as refused:
+            self.state = "dead"
+            raise _fenced() from refused
+        if what == "lost, done":
+            raise RequestTimedOut("no answer")
+        self.identity, self.prepared = following, None
+        return is_decided
 
 
 def read_markers(kafka: Kafka, decision: Decision) -> MarkerSeen:

@@ -15,6 +15,7 @@ from session_scene import wait_until
 
 import semel
 from semel.testing.apache_kafka import LATEST, OLD, OLDEST, ApacheKafka
+from semel.wire import Api
 
 pytestmark = pytest.mark.conformance
 
@@ -73,3 +74,29 @@ def test_what_a_dead_program_decided_is_finished_by_hand_on_apache_kafka(shop: S
         assert (done.name, done.outcome) == (shop.name, "committed")
         assert semel.recover_both(connection, bootstrap_servers=shop.bootstrap) == []
     shop.check([1, 2])
+
+
+def test_apache_kafka_does_not_offer_two_phase_commit_and_that_costs_nothing(kafka: ApacheKafka) -> None:
+    """No release has it switched on: the client sees that in what the broker speaks, and keeps its timeout."""
+    with semel.Producer(bootstrap_servers=kafka.bootstrap, transactional_id="t") as producer:
+        before = producer.identity
+        assert not producer.try_two_phase_commit()
+        assert (producer.identity, producer.prepared) == (before, None)
+
+
+def test_both_work_where_apache_kafka_is_told_to_offer_two_phase_commit_unfinished(tmp_path: Path) -> None:
+    """With unstable versions it speaks the request and cannot keep a transaction (seen on 4.x): the old way then."""
+    config = {
+        **CONFIG,
+        "unstable.api.versions.enable": "true",
+        "transaction.two.phase.commit.enable": "true",
+    }
+    with ApacheKafka(LATEST, config=config) as kafka:
+        shop = Shop(str(tmp_path / "shop.db"), kafka.bootstrap)
+        shop.set_up()
+        with semel.Producer(bootstrap_servers=kafka.bootstrap, transactional_id="t") as producer:
+            assert producer.cluster.speaks(Api.INIT_PRODUCER_ID, 6)
+            assert not producer.try_two_phase_commit()
+        assert live(shop, 3, "both_records_written:2", "both_database_committed:2") == [-signal.SIGKILL] * 2
+        assert live(shop, 4, "") == [0]
+        shop.check([1, 2, 3, 4])

@@ -98,7 +98,11 @@ def test_rows_are_deleted_or_sent_again_only_with_a_proof(protocol: int) -> None
         aborted = (is_refused and marker is MarkerSeen.ABORT) or (
             by_owner and owner == Owner(ended_as, "CompleteAbort")
         )
-        if is_refused and marker is MarkerSeen.NOT_YET and isinstance(owner, Owner):
+        # KIP-939: EndTxn is refused to all but the producer that has taken the open transaction over.
+        is_kept = protocol == 2 and owner == Owner(mine, "Ongoing")
+        has_no_proof = is_refused and marker not in (MarkerSeen.NOT_READ, MarkerSeen.COMMIT, MarkerSeen.ABORT)
+        assert (step is Step.TAKE_OVER) == (has_no_proof and is_kept), (end, marker, owner)
+        if is_refused and marker is MarkerSeen.NOT_YET and isinstance(owner, Owner) and not is_kept:
             assert step is Step.READ_MARKERS
         assert (step is Step.DELETE) == committed, (end, marker, owner)
         assert (step is Step.RESEND) == aborted, (end, marker, owner)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
+from semel.bridges.both.block_records import BlockRecords
 from semel.bridges.both.course import Lost, block, finish_by_hand, recover
 from semel.bridges.both.kafka_side import ClusterInquiry, ProducerSide
-from semel.bridges.both.outbox import Outbox
 from semel.bridges.both.recovery import Step
 from semel.bridges.both.sqlite_store import SqliteStore
 from semel.bridges.both.store import Store
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class Both:
     """What a block sends to Kafka. It belongs to the thread that opened the block."""
 
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
+    def __init__(self, records: BlockRecords) -> None:
+        self._records = records
         self._thread = threading.get_ident()
         self._is_open = True
 
@@ -49,12 +49,12 @@ class Both:
     ) -> None:
         """Take one record, as `Producer.send` does."""
         self.check_use()
-        self._outbox.add(topic, value, key, headers, partition, timestamp_ms)
+        self._records.add(topic, value, key, headers, partition, timestamp_ms)
 
     def send_table(self, topic: str | None, table: pa.Table, *, partition: int | None = None) -> None:
         """Take the records of a table, as `Producer.send_table` does."""
         self.check_use()
-        self._outbox.add_table(topic, table, partition)
+        self._records.add_table(topic, table, partition)
 
     def check_use(self) -> None:
         if not self._is_open:
@@ -86,13 +86,13 @@ def both(connection: Connection, producer: Producer, *, create_tables: bool = Fa
     """
     store = open_store(connection)
     kafka = ProducerSide(producer)
-    outbox = Outbox(producer.cluster, producer.config)
+    records = BlockRecords(producer.cluster, producer.config)
     with kafka.turn():
-        t = Both(outbox)
+        t = Both(records)
 
         def take() -> Any:
             t.check_use()
-            return outbox.take()
+            return records.take()
 
         try:
             with block(store, kafka, take, create_tables=create_tables):
@@ -174,4 +174,4 @@ def _recover_name(store: Store, settings: Mapping[str, object], name: str, lost:
         kafka = ProducerSide(producer)
         with kafka.turn():
             recover(store, kafka, lost)
-    return [Recovered(name, "sent again")]
+    return [Recovered(name, "committed" if step is Step.TAKE_OVER else "sent again")]

@@ -212,7 +212,11 @@ def recover(store: Store, kafka: KafkaSide, lost: Lost | None = None) -> None:
     kafka.check_owner()
     decision = store.claim(kafka.name, kafka.token)
     reach("both_claimed")
-    if decision is not None:
+    if kafka.end_prepared(decision):
+        reach("both_outcome_known")
+        assert decision is not None
+        store.forget(kafka.name, decision)
+    elif decision is not None:
         store.forget(kafka.name, finish(store, kafka, decision, lost))
     kafka.settle()
     kafka.places.add(store.place)
@@ -228,6 +232,10 @@ def finish(store: Store, kafka: KafkaSide, decision: Decision, lost: Lost | None
         reach("both_outcome_known")
         if outcome is Step.DELETE:
             return decision
+        if outcome is Step.TAKE_OVER:
+            raise RequestTimedOut(
+                f"Another producer of the name {kafka.name!r} has come, and the decided transaction is its to commit."
+            )
         kafka.settle()
         decision, is_committed = _resend(store, kafka, decision)
         if is_committed:
@@ -261,7 +269,7 @@ def _resend(store: Store, kafka: KafkaSide, decision: Decision) -> tuple[Decisio
 def finish_by_hand(store: Store, kafka: Inquiry, name: str, lost: Lost | None = None) -> Step | None:
     """The same without a producer, so that nobody is fenced.
 
-    RESEND says that it takes a producer; None, that there is nothing to do.
+    RESEND and TAKE_OVER say that it takes a producer; None, that there is nothing to do.
     """
     row = store.look_locked(name)
     if row is None or row.decision is None:
@@ -275,7 +283,9 @@ def finish_by_hand(store: Store, kafka: Inquiry, name: str, lost: Lost | None = 
 
 
 def find_outcome(kafka: Inquiry, decision: Decision, lost: Lost | None = None) -> Step:
-    """DELETE if the transaction is committed, RESEND if it is aborted. Raises if neither is certain.
+    """DELETE if the transaction is committed, RESEND if it is aborted, TAKE_OVER if a new producer has kept it.
+
+    Raises if none of them is certain.
 
     `lost` is the user's word for it where Kafka has none any more.
     """
@@ -288,7 +298,7 @@ def find_outcome(kafka: Inquiry, decision: Decision, lost: Lost | None = None) -
                 seen = replace(seen, marker=_read_markers(kafka, decision, seen))
             case _:
                 seen = replace(seen, owner=kafka.owner(decision))
-    if step in (Step.DELETE, Step.RESEND):
+    if step in (Step.DELETE, Step.RESEND, Step.TAKE_OVER):
         return step
     if step is Step.WAIT:
         raise RequestTimedOut(

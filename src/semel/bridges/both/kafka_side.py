@@ -116,6 +116,7 @@ class KafkaSide(Inquiry, Protocol):
     def abort_after(self, error: BaseException) -> None: ...
     def settle(self) -> None: ...
     def check_owner(self) -> None: ...
+    def end_prepared(self, decision: Decision | None) -> bool: ...
 
 
 class _Use:
@@ -126,6 +127,7 @@ class _Use:
         self.cluster_id: str | None = None
         self.places: set[str] = set()
         """The databases in which this producer has claimed its name."""
+        self.has_asked_for_two_phase = False
         self.turn = threading.Lock()
 
 
@@ -198,13 +200,18 @@ class ProducerSide(ClusterInquiry):
         self.producer.commit()
 
     def abort_after(self, error: BaseException) -> None:
-        """Abort because of `error`, which must reach the caller. What is not aborted now, its timeout aborts."""
+        """Abort because of `error`, which must reach the caller.
+
+        What is not aborted now, its timeout aborts; a two-phase transaction, the next producer of this name.
+        """
         if self.producer.state not in _OWN_STATES:
             return
         try:
             self.producer.abort()
         except SemelError as second:
-            error.add_note(f"The abort in Kafka was not confirmed ({second}); its timeout aborts it.")
+            error.add_note(
+                f"The abort in Kafka was not confirmed ({second}); its timeout aborts it, or the next one of this name."
+            )
 
     def settle(self) -> None:
         """Make the producer ready for another transaction, once nothing depends on its last one any more."""
@@ -219,6 +226,13 @@ class ProducerSide(ClusterInquiry):
         """Raise `Fenced` if another producer of this name has come: it, and not this one, may claim it in databases."""
         if self.producer.state is not State.READY:
             return
+        if not self._use.has_asked_for_two_phase:
+            is_two_phase = self.producer.try_two_phase_commit()
+            self._use.has_asked_for_two_phase = True
+            if is_two_phase:
+                return  # to be given an epoch is to be the owner
+        if self.producer.prepared is not None:
+            return  # the coordinator tells whose the transaction was, and not who has it now; its end will show that
         identity = self.producer.identity
         owner = TransactionCalls(self._cluster, self.name, self._timeout_ms, 1).owner()
         if owner is not None and owner.identity not in (identity, identity.following):
@@ -228,3 +242,15 @@ class ProducerSide(ClusterInquiry):
                 code=ErrorCode.producer_fenced,
                 is_fatal=True,
             )
+
+    def end_prepared(self, decision: Decision | None) -> bool:
+        """End what an earlier producer of this name has left prepared: commit it if the decision names it, else abort.
+
+        True if it was that, and is committed.
+        """
+        prepared = self.producer.prepared
+        if prepared is None:
+            return False
+        is_decided = decision is not None and decision.cluster_id == self.cluster_id and decision.identity == prepared
+        self.producer.end_prepared(commit=is_decided)
+        return is_decided

@@ -8,6 +8,9 @@ so where neither can be proven, nothing is done.
 EndTxn(commit) is tried first. It is always right, since the decision is to commit; it is refused by the epoch if the
 transaction has ended; and every broker has it. If it is refused, the marker that ended the transaction is looked up
 where its records are.
+
+With two-phase commit (KIP-939) there is no timeout, and a new producer of the name keeps the transaction; it commits it
+by itself then. Whoever else asks finds it open, and under an epoch that is no longer the one to end it.
 """
 
 from __future__ import annotations
@@ -62,12 +65,13 @@ class Step(enum.Enum):
     ASK_OWNER = "ask the coordinator"
     DELETE = "it is committed: delete the rows"
     RESEND = "it is aborted: send the rows again"
+    TAKE_OVER = "another producer of the name has it: that one commits it, or one that comes after"
     WAIT = "not known yet: try again"
     REFUSE_CLUSTER = "it is about another cluster"
     REFUSE = "it can never be known"
 
 
-LAST_STEPS: Final = frozenset({Step.DELETE, Step.RESEND, Step.WAIT, Step.REFUSE_CLUSTER, Step.REFUSE})
+LAST_STEPS: Final = frozenset({Step.DELETE, Step.RESEND, Step.TAKE_OVER, Step.WAIT, Step.REFUSE_CLUSTER, Step.REFUSE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,8 @@ def _after_refusal(decision: Decision, seen: Seen) -> Step:
         return _AFTER_MARKER[seen.marker]
     if seen.owner is OwnerSeen.NOT_ASKED:
         return Step.ASK_OWNER
+    if decision.protocol == 2 and _is_still_open(decision, seen.owner):
+        return Step.TAKE_OVER
     if seen.marker is MarkerSeen.NOT_YET:
         # A coordinator whose state is another one has written all markers of this transaction: look once more.
         has_written_all = isinstance(seen.owner, Owner) and not seen.owner.is_undecided
@@ -122,6 +128,11 @@ def _after_refusal(decision: Decision, seen: Seen) -> Step:
     if isinstance(seen.owner, Owner):
         return _OUTCOMES.get(_how_it_ended(decision, seen.owner), Step.REFUSE)
     return Step.REFUSE
+
+
+def _is_still_open(decision: Decision, owner: Owner | OwnerSeen) -> bool:
+    """Protocol 2 gives an identity to one transaction, so it is this one."""
+    return isinstance(owner, Owner) and owner.is_open and owner.identity == decision.identity
 
 
 _OUTCOMES: Final = {"CompleteCommit": Step.DELETE, "CompleteAbort": Step.RESEND}

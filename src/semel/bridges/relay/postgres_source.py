@@ -17,6 +17,7 @@ from semel.bridges.relay.postgres_checks import check_outbox, check_server
 from semel.bridges.relay.routes import TOPIC_COLUMN
 from semel.bridges.relay.row_source import Identity, Portion, Position, RowSource, count_fitting, nothing_due
 from semel.bridges.relay.snapshots import NOTHING, Snapshot
+from semel.bridges.relay.waking import PostgresWaker, Waker
 from semel.bridges.retries import LOG
 from semel.errors import ConfigError
 
@@ -49,6 +50,9 @@ class PostgresSource(RowSource):
         self._columns = check_outbox(self._database, self._options)
         self._types = {name: one.type for name, one in (self._database.columns(self.table) or {}).items()}
         return {**server, "table": self._database.full_name(self.table)}
+
+    def make_waker(self) -> Waker:
+        return PostgresWaker(self._database.uri)
 
     def close(self) -> None:
         self._waiting = None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from semel.bridges.addresses import check_postgres_url, check_sqlite_path, is_postgres_url
+from semel.bridges.addresses import check_postgres_url, check_sqlite_path, is_postgres_address
 from semel.bridges.postgres import PostgresDatabase
 from semel.bridges.relay.options import (
     DEFAULT_PROGRESS_TOPIC,
@@ -22,6 +22,7 @@ from semel.bridges.relay.postgres_source import PostgresSource
 from semel.bridges.relay.row_source import RowSource
 from semel.bridges.relay.runs import RelayReport, RelayRun
 from semel.bridges.relay.sqlite_source import SqliteSource
+from semel.bridges.relay.waking import Clock
 from semel.bridges.retries import LOG
 from semel.bridges.sqlite import SqliteDatabase
 from semel.client.dead_letters import DEAD_LETTER_MAX
@@ -49,6 +50,7 @@ def relay(
     progress_topic: str = DEFAULT_PROGRESS_TOPIC,
     transaction_rows_max: int = ROWS_MAX,
     poll_ms: float = POLL_MS,
+    wake: bool = True,
     retry_s: float = RETRY_S,
     stop: threading.Event | None = None,
     idle_ms: float | None = None,
@@ -76,6 +78,7 @@ def relay(
         progress_topic        where progress is kept ("semel-relay-progress")
         transaction_rows_max  how many rows a Kafka transaction may have (10,000)
         poll_ms               how often to look for new rows (100)
+        wake                  look at once when the database tells of a commit (True)
         retry_s               for how many seconds a lost database or broker is tried again (300)
 
     Kafka's settings, such as `bootstrap`, are keywords or in `settings`.
@@ -115,7 +118,8 @@ def relay(
     if end_on_sigterm:
         sigterm.start()
     try:
-        run = RelayRun(source, options, lambda: stop.is_set() or terminated.is_set())
+        waker = source.make_waker() if wake else Clock()
+        run = RelayRun(source, options, lambda: stop.is_set() or terminated.is_set(), waker)
         run.go(idle_ms, on_ready)
     finally:
         sigterm.end()
@@ -125,7 +129,7 @@ def relay(
 
 def open_source(database: str | Path, options: RelayOptions) -> RowSource:
     """Nothing is connected before the source is used."""
-    if isinstance(database, str) and (is_postgres_url(database) or "://" in database or " dbname=" in f" {database}"):
+    if isinstance(database, str) and is_postgres_address(database):
         check_postgres_url(database)
         return PostgresSource(PostgresDatabase(database), options)
     if not isinstance(database, str | Path):

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from semel.bridges.relay.waking import Clock, Waker
+
 Position = Mapping[str, Any]
 """How far a source was relayed, in its own terms, as it goes into the progress record. It must be JSON."""
 
@@ -74,6 +76,10 @@ class RowSource(ABC):
     @abstractmethod
     def advice_after_restore(self, position: Position) -> str:
         """What to do with the table if it comes from a backup, as sentences."""
+
+    def make_waker(self) -> Waker:
+        """What tells of new rows before it is time to look for them."""
+        return Clock()
 
     @abstractmethod
     def close(self) -> None: ...

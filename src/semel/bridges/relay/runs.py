@@ -17,6 +17,7 @@ from semel.bridges.relay.progress import RelayProgress, decide_start
 from semel.bridges.relay.publisher import Publisher, progress_topic, read_progress
 from semel.bridges.relay.routes import Routed, route
 from semel.bridges.relay.row_source import Identity, Portion, Position, RowSource
+from semel.bridges.relay.waking import Clock, Waker
 from semel.bridges.retries import Retries
 from semel.client.cluster import Cluster
 from semel.client.dead_letter_topic import check_usable
@@ -72,12 +73,15 @@ class RelayReport:
 class RelayRun:
     """Reads portions of a source and publishes them, and goes on after lost connections on either side."""
 
-    def __init__(self, source: RowSource, options: RelayOptions, is_stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self, source: RowSource, options: RelayOptions, is_stopping: Callable[[], bool], waker: Waker | None = None
+    ) -> None:
         self.report = RelayReport()
         self._source = source
         self._options = options
         self._config = options.producer_config
         self._is_stopping = is_stopping
+        self._waker = waker or Clock()
         self._letters = None
         if options.dead_letter is not None:
             self._letters = RelayLetters(options.dead_letter, options.dead_letter_max, options.table)
@@ -93,6 +97,7 @@ class RelayRun:
     def go(self, idle_ms: float | None, on_ready: Callable[[], None] | None = None) -> None:
         with ExitStack() as stack:
             stack.callback(self._source.close)
+            stack.callback(self._waker.close)
             if self._until_the_database_answers(self._look_before) is None:
                 return
             publisher = Publisher(self._options.settings, self._options.name, self._options.progress_topic)
@@ -199,7 +204,8 @@ class RelayRun:
     def _nap(self) -> None:
         until = time.monotonic() + self._options.poll_ms / 1000
         while (left_s := until - time.monotonic()) > 0 and not self._is_stopping():
-            time.sleep(min(left_s, _NAP_S))
+            if self._waker.wait(min(left_s, _NAP_S)):
+                return
 
     def _recover(self, publisher: Publisher) -> None:
         """What was committed says where to go on: the last transaction may be there or not."""

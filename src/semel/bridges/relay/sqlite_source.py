@@ -22,6 +22,7 @@ from semel.bridges.relay.options import Columns, RelayOptions, choose_columns
 from semel.bridges.relay.routes import TOPIC_COLUMN
 from semel.bridges.relay.row_source import Identity, Portion, Position, RowSource, count_fitting, nothing_due
 from semel.bridges.relay.table_sql import one_line, outbox_table_sql
+from semel.bridges.relay.waking import SqliteWaker, Waker
 from semel.bridges.run_owner import home_of
 from semel.bridges.sqlite import SqliteDatabase
 from semel.errors import ConfigError
@@ -81,6 +82,9 @@ class SqliteSource(RowSource):
             row[1] for row in self._database.execute(f"PRAGMA table_info({quote(self._plain_name)})").rows if row[5]
         ]
         return bool(found[0]) and keys == [self._options.id]
+
+    def make_waker(self) -> Waker:
+        return SqliteWaker(self._database.path)
 
     def close(self) -> None:
         self._database.close()

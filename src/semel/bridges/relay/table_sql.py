@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Literal
 
 from semel.bridges.merge import quote_table
+from semel.bridges.relay.waking import CHANNEL
 from semel.errors import ConfigError
 
 XID_DEFAULT = "pg_current_xact_id()"
 
 
-def outbox_table_sql(kind: Literal["postgres", "sqlite"] = "postgres", table: str = "outbox") -> str:
+def outbox_table_sql(
+    kind: Literal["postgres", "sqlite"] = "postgres", table: str = "outbox", *, wake: bool = False
+) -> str:
     """The statements that make an outbox table for `semel.relay`. Add columns of your own as you like.
+
+    `wake=True` adds a trigger to Postgres' that wakes an idle relay at once, whoever writes the rows. Commits with a
+    notification take turns in Postgres, so leave it out where thousands of them come in a second.
 
     `value` may just as well be `json`, `jsonb` or `bytea`.
 
@@ -46,7 +52,17 @@ def outbox_table_sql(kind: Literal["postgres", "sqlite"] = "postgres", table: st
         "created_at timestamptz NOT NULL DEFAULT now()",
         f"semel_xid xid8 NOT NULL DEFAULT {XID_DEFAULT}",
     ]
-    return f"{_create(table, columns)}\n{index_sql(table, 'semel_xid')}"
+    made = f"{_create(table, columns)}\n{index_sql(table, 'semel_xid')}"
+    return f"{made}\n{_trigger_sql(table)}" if wake else made
+
+
+def _trigger_sql(table: str) -> str:
+    return (
+        "CREATE OR REPLACE FUNCTION semel_wake_relay() RETURNS trigger LANGUAGE plpgsql AS\n"
+        f"  $$ BEGIN PERFORM pg_notify('{CHANNEL}', ''); RETURN NULL; END $$;\n"
+        f"CREATE TRIGGER semel_wake_relay AFTER INSERT ON {quote_table(table)}\n"
+        "  FOR EACH STATEMENT EXECUTE FUNCTION semel_wake_relay();"
+    )
 
 
 def _create(table: str, columns: list[str]) -> str:

@@ -131,6 +131,8 @@ def _answer(broker: Broker, context: RequestContext, production: _Production, an
             raise WireError("it produced with acks=0 and the records were refused")
         return None
     encoded = Encoded([write_produce_response(context.api_version, context.correlation_id, answers)])
+    if production.written and request.transactional_id and broker.transactions.is_two_phase(request.transactional_id):
+        return _answer_when_prepared(broker, request.transactional_id, encoded)
     if broker.acknowledges_after_sync and production.written:
         return _answer_when_durable(broker, production.written, encoded)
     return encoded
@@ -138,6 +140,11 @@ def _answer(broker: Broker, context: RequestContext, production: _Production, an
 
 async def _answer_when_durable(broker: Broker, partitions: list[Partition], answer: Encoded) -> Answer:
     await broker.durability.wait_acknowledged(partitions)
+    return answer
+
+
+async def _answer_when_prepared(broker: Broker, transactional_id: str, answer: Encoded) -> Answer:
+    await broker.transactions.wait_prepared(transactional_id)
     return answer
 
 

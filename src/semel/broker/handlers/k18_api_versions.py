@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from semel.broker.configs import BrokerSettings
 from semel.broker.context import Encoded, Reply, RequestContext
-from semel.wire.api import PROTOCOL_2_VERSIONS, TRANSACTION_FEATURE, Api
+from semel.wire.api import PROTOCOL_2_VERSIONS, TRANSACTION_FEATURE, TWO_PHASE_COMMIT_VERSION, Api
 from semel.wire.server import SERVER_VERSIONS, respond
 from semel.wire.writing import encode_entity
 
@@ -51,18 +51,21 @@ def answer_newer_client(broker: Broker, correlation_id: int) -> Encoded:
 
 def _answer(settings: BrokerSettings, version: int, code: ErrorCode, correlation_id: int) -> Encoded:
     # The header of this answer has no tags in any version: the client does not know yet what the broker can read.
-    body = _body(settings.transaction_version, _has_consumer_groups(settings), version, code)
+    has_two_phase_commit = settings.two_phase_commit and settings.transaction_version >= 2
+    body = _body(settings.transaction_version, _has_consumer_groups(settings), has_two_phase_commit, version, code)
     return Encoded([_HEAD.pack(4 + len(body), correlation_id), body])
 
 
 @cache
-def _body(transaction_version: int, has_consumer_groups: bool, version: int, code: ErrorCode) -> bytes:
+def _body(
+    transaction_version: int, has_consumer_groups: bool, has_two_phase_commit: bool, version: int, code: ErrorCode
+) -> bytes:
     """Every client begins each of its connections with this question, and the answer is always the same."""
     finalized = {TRANSACTION_FEATURE: transaction_version, GROUP_FEATURE: int(has_consumer_groups)}
     answer = respond(
         cast(Any, load_request_schema(Api.API_VERSIONS, version)),  # only its version matters
         error_code=code,
-        api_keys=list(_api_keys(transaction_version, has_consumer_groups)),
+        api_keys=list(_api_keys(transaction_version, has_consumer_groups, has_two_phase_commit)),
         supported_features=[
             {"name": name, "min_version": lowest, "max_version": highest}
             for name, (lowest, highest) in _SUPPORTED.items()
@@ -79,7 +82,9 @@ def _body(transaction_version: int, has_consumer_groups: bool, version: int, cod
     return encode_entity(answer)
 
 
-def _api_keys(transaction_version: int, has_consumer_groups: bool) -> Iterator[Mapping[str, int]]:
+def _api_keys(
+    transaction_version: int, has_consumer_groups: bool, has_two_phase_commit: bool
+) -> Iterator[Mapping[str, int]]:
     for api, served in SERVER_VERSIONS.items():
         if api in _CONSUMER_GROUP_APIS and not has_consumer_groups:
             continue
@@ -87,6 +92,8 @@ def _api_keys(transaction_version: int, has_consumer_groups: bool) -> Iterator[M
         if transaction_version < 2 and api in PROTOCOL_2_VERSIONS:
             # As a 3.9 broker: some clients go by the version and not by the feature, and protocol 2 would break them.
             highest = min(highest, PROTOCOL_2_VERSIONS[api] - 1)
+        if api is Api.INIT_PRODUCER_ID and not has_two_phase_commit:
+            highest = TWO_PHASE_COMMIT_VERSION - 1  # so that clients need not ask for it to learn that it is off
         # Older librdkafka turns compression off in silence where Produce 0 is not offered (KAFKA-18659).
         lowest = 0 if api is Api.PRODUCE else served.lowest
         yield {"api_key": int(api), "min_version": lowest, "max_version": highest}

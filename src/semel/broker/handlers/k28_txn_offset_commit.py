@@ -5,6 +5,7 @@ Up to version 4 the group must have been added to the transaction by AddOffsetsT
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -33,7 +34,11 @@ def handle(broker: Broker, context: RequestContext, request: Any) -> Reply:
     def code_for_client(code: ErrorCode) -> ErrorCode:
         return _code_for_client(code, context.api_version)
 
-    return commit_and_answer(broker, context, request, check, commit, code_for_client)
+    def wait_safe() -> Awaitable[None] | None:
+        transactions, name = broker.transactions, request.transactional_id
+        return transactions.wait_prepared(name) if transactions.is_two_phase(name) else None
+
+    return commit_and_answer(broker, context, request, check, commit, code_for_client, wait_safe)
 
 
 def _check_authorization(broker: Broker, context: RequestContext, request: Any) -> None:

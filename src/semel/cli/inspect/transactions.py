@@ -124,7 +124,7 @@ def _known_lines(known: Sequence[KnownTransaction]) -> list[str]:
             one.description.producer_id,
             one.description.producer_epoch,
             one.coordinator,
-            show_span(one.description.timeout_ms),
+            "two-phase" if one.description.is_two_phase else show_span(one.description.timeout_ms),
             _places(one.description.partitions),
         )
         for one in known
@@ -186,7 +186,8 @@ def _known_value(one: KnownTransaction) -> dict[str, Any]:
         "state": told.state,
         "open_for_ms": one.age_ms,
         "started_ms": told.start_time_ms,
-        "timeout_ms": told.timeout_ms,
+        "timeout_ms": None if told.is_two_phase else told.timeout_ms,
+        "two_phase": told.is_two_phase,
         "producer_id": told.producer_id,
         "producer_epoch": told.producer_epoch,
         "coordinator": one.coordinator,

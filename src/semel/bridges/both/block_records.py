@@ -17,7 +17,7 @@ from semel.errors import InvalidState, SemelError
 from semel.records import EncodedBatch, StickyPartitioner
 
 
-class Outbox:
+class BlockRecords:
     """Keeps records in their order. One that is refused dooms the block, since it was meant to be part of it."""
 
     def __init__(self, cluster: Cluster, config: ProducerConfig) -> None:
