@@ -93,6 +93,7 @@ class CaptureRun(RelayRun):
             raise
         publisher.reopen()
         self._committed(written, parts.events, parts.letters)
+        self._position = written.position
 
     def snapshot_part(self, publisher: Publisher, portion: CapturedPortion) -> tuple[Part, Position]:
         rows = portion.rows
