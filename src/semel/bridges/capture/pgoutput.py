@@ -205,5 +205,7 @@ def _decode_relation(data: bytes) -> Relation:
 
 
 def _text(data: bytes, at: int) -> tuple[str, int]:
-    end = data.index(b"\0", at)
+    end = data.find(b"\0", at)
+    if end < 0:
+        raise ValueError("A message of pgoutput ends in the middle of a name.")
     return data[at:end].decode(), end + 1
