@@ -13,6 +13,9 @@ from relay_scene import Outbox, in_postgres, read_topic
 from session_scene import BROKER_CONFIG
 
 import semel
+from semel.bridges.capture.options import make_capture_options
+from semel.bridges.capture.run import CaptureRun
+from semel.bridges.capture.source import CaptureSource
 from semel.bridges.relay.runs import RelayReport
 from semel.client.source_transactions import TransactionEnd
 from semel.testing.embedded import EmbeddedBroker
@@ -73,6 +76,31 @@ class Source(Outbox):
     def capture(self, **options: Any) -> RelayReport:
         """Until nothing is left."""
         return semel.capture(self.address, **{**self.options, "idle_ms": 0, **options})
+
+    def capture_some(self, transactions: int, **options: Any) -> None:
+        """So many Kafka transactions, and no more."""
+        given: dict[str, Any] = {**self.options, **options}
+        settings = {"bootstrap.servers": given.pop("bootstrap")}
+        chosen = make_capture_options(
+            given.pop("name"),
+            settings,
+            tables=given.pop("tables"),
+            topic=given.pop("topic"),
+            rows_max=given.pop("transaction_rows_max"),
+            outbox=None,
+            slot=None,
+            publication=None,
+            failover=False,
+            snapshot=True,
+            heartbeat_s=10,
+            **given,
+        )
+
+        def is_enough() -> bool:
+            return run.report.transactions >= transactions
+
+        run = CaptureRun(CaptureSource(self.address, chosen, is_enough), chosen, is_enough)
+        run.go(None)
 
     def changes(self, table: str = "accounts") -> list[Change]:
         """What is in the topic of a table, in the order of the source."""
