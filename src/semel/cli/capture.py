@@ -44,9 +44,7 @@ def capture(
     dead_letter: Annotated[str | None, typer.Option(help="The topic for events that cannot be written.")] = None,
     dead_letter_max: Annotated[int, typer.Option(help="How many such events a run may have.")] = DEAD_LETTER_MAX,
     progress_topic: Annotated[str, typer.Option(help="Where progress is kept.")] = DEFAULT_PROGRESS_TOPIC,
-    transaction_rows_max: Annotated[
-        int, typer.Option(help="How many events a Kafka transaction may have.")
-    ] = ROWS_MAX,
+    transaction_rows_max: Annotated[int, typer.Option(help="How many events a Kafka transaction may have.")] = ROWS_MAX,
     poll_ms: Annotated[float, typer.Option(help="How often to look whether to end.")] = POLL_MS,
     retry_s: Annotated[float, typer.Option(help="How long a lost database or broker is tried again.")] = RETRY_S,
     idle_ms: Annotated[float | None, typer.Option(help="End when nothing has come for so long.")] = None,

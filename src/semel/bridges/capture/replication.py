@@ -206,7 +206,7 @@ class ReplicationConnection:
     def _refused(self, text: str) -> SemelError:
         if any(words in text.lower() for words in _NO_WALSENDER):
             return ConfigError(
-                f"Postgres does not let this role read its log ({text.strip()}). Nothing was captured. Run: "
+                f"Postgres does not let this role read its log ({' '.join(text.split())}). Nothing was captured. Run: "
                 "ALTER ROLE ... REPLICATION; or on a managed server grant the role that stands for it, such as "
                 "rds_replication."
             )
