@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from semel.bridges import effects as effects
     from semel.bridges.both.both import both, recover_both
     from semel.bridges.both.table_sql import both_table_sql
+    from semel.bridges.capture.capture import capture
     from semel.bridges.change_applier import apply_changes
     from semel.bridges.effects import Effects
     from semel.bridges.inbox import Inbox
@@ -137,6 +138,7 @@ __all__ = [
     "apply_changes",
     "both",
     "both_table_sql",
+    "capture",
     "committed_offsets",
     "outbox_table_sql",
     "recover_both",
@@ -180,6 +182,7 @@ _LOADED_ON_USE = {
     "both": "bridges.both.both",
     "both_table_sql": "bridges.both.table_sql",
     "apply_changes": "bridges.change_applier",
+    "capture": "bridges.capture.capture",
     "committed_offsets": "spark.committed",
     "effects": "bridges.effects",  # the module itself
     "outbox_table_sql": "bridges.relay.table_sql",

@@ -175,6 +175,8 @@ def test_the_commands_of_a_page_run(example: Example, installer: Installer, tmp_
             run_broker(environment, words, tmp_path)
         elif words[:2] == ["semel", "relay"]:
             continue  # tests/bridges/relay/test_relay_guide.py runs it, with a database and rows
+        elif words[:2] == ["semel", "capture"]:
+            continue  # so does tests/bridges/capture/test_capture_guide.py
         elif words[:2] in (["semel", "advise"], ["semel", "doctor"]):
             run_advice(environment, words)
         elif words[0] == "semel":

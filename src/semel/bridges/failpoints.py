@@ -41,6 +41,14 @@ RelayPoint = Literal[
 ]
 RELAY_POINTS: Final[tuple[str, ...]] = get_args(RelayPoint)
 
+CapturePoint = Literal[
+    # What a change capture has beside those of a relay.
+    "capture_slot_made",
+    "capture_snapshot_part",
+    "capture_confirmed",
+]
+CAPTURE_POINTS: Final[tuple[str, ...]] = get_args(CapturePoint)
+
 BothPoint = Literal[
     # The same for a database transaction and a Kafka transaction that commit together.
     "both_claimed",
@@ -68,7 +76,7 @@ def arm(place: str) -> None:
     global _name, _left
     _name, _, count = place.partition(":")
     _left = int(count or 1)
-    if _name and _name not in (*POINTS, *RELAY_POINTS, *BOTH_POINTS):
+    if _name and _name not in (*POINTS, *RELAY_POINTS, *CAPTURE_POINTS, *BOTH_POINTS):
         raise ConfigError(f"{VARIABLE} names the point {_name!r}, and there is none of that name: unset it.")
 
 
@@ -79,7 +87,7 @@ def is_armed() -> bool:
     return bool(_name)
 
 
-def reach(point: Point | RelayPoint | BothPoint) -> None:
+def reach(point: Point | RelayPoint | CapturePoint | BothPoint) -> None:
     """Die or stop here if that was asked for.
 
     >>> reach("after_stage")

@@ -402,7 +402,7 @@ class PostgresDatabase(Database):
         except Exception as error:
             if not type(error).__module__.startswith("adbc_driver_manager"):
                 raise
-            raised = _translate(error, self.uri, is_connecting=self._connection is None)
+            raised = translate_error(error, self.uri, is_connecting=self._connection is None)
             if isinstance(raised, DatabaseUnreachable):
                 self.close()
             raise raised from error
@@ -476,7 +476,7 @@ _NO_DATABASE: Final = re.compile(r'database ".*" does not exist')
 """A connection that is refused has no SQLSTATE, only text."""
 
 
-def _translate(error: Exception, uri: str, *, is_connecting: bool) -> SemelError:
+def translate_error(error: Exception, uri: str, *, is_connecting: bool) -> SemelError:
     state: str | None = getattr(error, "sqlstate", None)
     text = _short(str(error))
     if state is None:

@@ -9,6 +9,7 @@ import typer
 from semel import __version__
 from semel.cli.advise import advise
 from semel.cli.bench import bench
+from semel.cli.capture import capture
 from semel.cli.demo import demo
 from semel.cli.doctor import doctor
 from semel.cli.guarantees import guarantees
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(advise)
 app.command()(bench)
+app.command()(capture)
 app.command()(demo)
 app.command()(doctor)
 app.command()(guarantees)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import typer
@@ -61,16 +62,8 @@ def relay(
     Prints one line when it is ready. Ctrl-C and SIGTERM end it after the
     present transaction. Exits with status 1 and one sentence if it cannot go on.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    stop = threading.Event()
-
-    def on_interrupt(*_: object) -> None:
-        stop.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends it at once
-
-    signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        report = run_relay(
+    until_stopped(
+        lambda stop: run_relay(
             database,
             name=name,
             table=table,
@@ -93,13 +86,32 @@ def relay(
             idle_ms=idle_ms,
             stop=stop,
             on_ready=lambda: typer.echo(f"semel relay ready: {table} of {hide_password(database)} to {bootstrap}"),
-            settings={**dict(map(_parse_setting, setting or [])), "bootstrap.servers": bootstrap},
+            settings=kafka_settings(setting, bootstrap),
         )
+    )
+
+
+def until_stopped(run: Callable[[threading.Event], RelayReport]) -> None:
+    """Until Ctrl-C sets the event; what was done is printed, and an error as one sentence."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    stop = threading.Event()
+
+    def on_interrupt(*_: object) -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends it at once
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        report = run(stop)
     except SemelError as error:
         notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
         typer.echo(f"{error}{notes}", err=True)
         raise typer.Exit(1) from error
     typer.echo(_summary(report))
+
+
+def kafka_settings(written: list[str] | None, bootstrap: str) -> dict[str, object]:
+    return {**dict(map(_parse_setting, written or [])), "bootstrap.servers": bootstrap}
 
 
 def _resume(text: str | None) -> Literal["continue", "all"] | None:

@@ -16,12 +16,7 @@ _INTEGERS: Final = ("bigint", "integer", "smallint")
 
 
 def check_server(database: PostgresDatabase) -> dict[str, Any]:
-    """The identity of the server, whose transaction ids count here and nowhere else.
-
-    A restore of a dump, and pg_upgrade, make another system identifier. A promoted standby and a restore to a point in
-    time begin another timeline. The name of the current WAL file has the timeline at once; the control file has it
-    only after the next checkpoint.
-    """
+    """The identity of the server, whose transaction ids count here and nowhere else."""
     [(version, is_standby)] = database.execute(
         "SELECT current_setting('server_version_num')::int, pg_is_in_recovery()"
     ).rows
@@ -36,6 +31,16 @@ def check_server(database: PostgresDatabase) -> dict[str, Any]:
             "open transactions as ended, so rows would be lost. Nothing was relayed. Use the primary's address, or add "
             "target_session_attrs=read-write to the URL."
         )
+    return server_identity(database)
+
+
+def server_identity(database: PostgresDatabase) -> dict[str, Any]:
+    """What tells this server and database from others.
+
+    A restore of a dump, and pg_upgrade, make another system identifier. A promoted standby and a restore to a point in
+    time begin another timeline. The name of the current WAL file has the timeline at once; the control file has it
+    only after the next checkpoint.
+    """
     [(system, wal_file, oid)] = database.execute(
         "SELECT system_identifier::text, pg_walfile_name(pg_current_wal_lsn()), "
         "(SELECT oid::bigint FROM pg_database WHERE datname = current_database()) FROM pg_control_system()"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 import pyarrow as pa
@@ -20,6 +20,9 @@ from semel.client.transaction_state import State
 from semel.errors import Fenced, SemelError
 from semel.spark.failpoints import WatchedCluster
 from semel.wire import ErrorCode
+
+Part = tuple[pa.Table, Collection[FittingLetter]]
+"""Records, and dead letters beside them."""
 
 
 class _Watched(WatchedCluster):
@@ -43,16 +46,25 @@ class Publisher:
 
     def __init__(self, settings: Mapping[str, object], name: str, topic: str) -> None:
         self._name = name
-        make_cluster = _Watched if os.environ.get(failpoints.VARIABLE) or failpoints.is_armed() else Cluster
         # An open transaction holds readers of the topics back. A relay's takes a second at most.
-        given = {"linger.ms": 0, **settings, "transactional.id": progress_key(name)}
-        self._producer = Producer(given, make_cluster=make_cluster)
+        self._settings = {"linger.ms": 0, **settings, "transactional.id": progress_key(name)}
+        self._topic_name = topic
+        self._open()
+
+    def _open(self, **settings: object) -> None:
+        make_cluster = _Watched if os.environ.get(failpoints.VARIABLE) or failpoints.is_armed() else Cluster
+        self._producer = Producer({**settings, **self._settings}, make_cluster=make_cluster)
         try:
-            self._topic = progress_topic(self._producer.cluster, topic)
+            self._topic = progress_topic(self._producer.cluster, self._topic_name)
             self._topic.ensure()
         except BaseException:
             self.close()
             raise
+
+    def reopen(self, **settings: object) -> None:
+        """Go on with other settings, unless the user has given these. Takes over from any other owner again."""
+        self.close()
+        self._open(**settings)
 
     @property
     def cluster(self) -> Cluster:
@@ -75,18 +87,25 @@ class Publisher:
 
         Raises `CommitUnknown` if the answer was lost, and other errors if nothing of it will be seen; then `recover`.
         """
+        return self.publish_parts([(records, letters)], letter_topic, lambda: progress)
+
+    def publish_parts(
+        self, parts: Iterable[Part], letter_topic: str | None, progress: Callable[[], RelayProgress]
+    ) -> RelayProgress:
+        """The same of several parts, of which one is in memory at a time. `progress` is asked for after the last."""
         producer = self._producer
         try:
             producer.begin()
-            if records.num_rows:
-                producer.send_table(None, records)
-            for letter in letters:
-                assert letter_topic is not None
-                producer.send(letter_topic, letter.value, key=letter.key, headers=letter.headers)
-            producer.flush()
+            for records, letters in parts:
+                if records.num_rows:
+                    producer.send_table(None, records)
+                for letter in letters:
+                    assert letter_topic is not None
+                    producer.send(letter_topic, letter.value, key=letter.key, headers=letter.headers)
+                producer.flush()
             failpoints.reach("relay_events_written")
             at_ms = int(time.time() * 1000)
-            signed = replace(progress, at_ms=at_ms, producer_id=producer.identity.producer_id)
+            signed = replace(progress(), at_ms=at_ms, producer_id=producer.identity.producer_id)
             place = self._topic.place(progress_key(self._name))
             producer.send(
                 place.topic, signed.encode(), key=progress_key(self._name).encode(), partition=place.partition

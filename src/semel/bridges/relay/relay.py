@@ -107,6 +107,23 @@ def relay(
         retry_s=retry_s,
     )
     source = open_source(database, options)
+    return run_until_stopped(
+        lambda is_stopping: RelayRun(source, options, is_stopping, source.make_waker() if wake else Clock()),
+        stop,
+        idle_ms,
+        on_ready,
+        end_on_sigterm=end_on_sigterm,
+    )
+
+
+def run_until_stopped(
+    make_run: Callable[[Callable[[], bool]], RelayRun],
+    stop: threading.Event | None,
+    idle_ms: float | None,
+    on_ready: Callable[[], None] | None,
+    *,
+    end_on_sigterm: bool,
+) -> RelayReport:
     stop = stop or threading.Event()
     terminated = threading.Event()
 
@@ -118,8 +135,7 @@ def relay(
     if end_on_sigterm:
         sigterm.start()
     try:
-        waker = source.make_waker() if wake else Clock()
-        run = RelayRun(source, options, lambda: stop.is_set() or terminated.is_set(), waker)
+        run = make_run(lambda: stop.is_set() or terminated.is_set())
         run.go(idle_ms, on_ready)
     finally:
         sigterm.end()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import string
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -58,6 +59,16 @@ class TopicTemplate:
         """The topic of all rows, if it is the same for all."""
         return None if self.columns else "".join(literal for literal, _ in self.parts)
 
+    def topic_for(self, value_of: Callable[[str], str | None]) -> str | None:
+        """The topic of one row; None where a column that it is made of is null.
+
+        >>> TopicTemplate.parse("events.{kind}").topic_for({"kind": "order"}.get)
+        'events.order'
+        """
+        found = [value_of(column) if column is not None else "" for _, column in self.parts]
+        pieces = [literal + value for (literal, _), value in zip(self.parts, found, strict=True) if value is not None]
+        return "".join(pieces) if len(pieces) == len(found) else None
+
     def topics(self, rows: pa.Table) -> pa.ChunkedArray | pa.Array:
         """The topic of each row; null where a column that it is made of is null."""
         if self.fixed is not None:
@@ -87,16 +98,24 @@ class Routed:
 
 
 def route(rows: pa.Table, template: TopicTemplate, lookup: TopicLookup, config: ProducerConfig, now_ms: int) -> Routed:
-    """`now_ms` is the time of rows that have none."""
-    bad: dict[int, str] = {}
-    columns = {"topic": template.topics(rows), "key": rows.column("key"), "value": rows.column("value")}
+    """`now_ms` is the time of rows that have none.
+
+    A source may have found topics, headers and what is wrong with a row already: in `topic`, in `headers` as records
+    have them, and in `problem`.
+    """
+    has_topics = "topic" in rows.column_names
+    bad = _problems(rows) if "problem" in rows.column_names else {}
+    topics = rows.column("topic") if has_topics else template.topics(rows)
+    columns = {"topic": topics, "key": rows.column("key"), "value": rows.column("value")}
     times = pc.fill_null(rows.column("timestamp"), now_ms).to_numpy()
     if (is_early := times < 0).any():
         bad |= dict.fromkeys(np.flatnonzero(is_early).tolist(), "Its timestamp cannot be read, or is before 1970.")
         times = np.where(is_early, now_ms, times)
     columns["timestamp"] = pa.array(times, pa.int64()).cast(TIMESTAMP_TYPE)
     texts = rows.column("headers")
-    if texts.null_count < rows.num_rows:
+    if texts.type == HEADERS_TYPE:
+        columns["headers"] = texts
+    elif texts.null_count < rows.num_rows:
         columns["headers"] = _headers(texts.to_pylist(), bad)
     records = pa.table(columns)
     for row, reason in find_bad_rows(records, None, lookup, config):
@@ -104,20 +123,24 @@ def route(rows: pa.Table, template: TopicTemplate, lookup: TopicLookup, config: 
     return Routed(records, [BadRow(row, bad[row]) for row in sorted(bad)])
 
 
+def _problems(rows: pa.Table) -> dict[int, str]:
+    return {row: reason for row, reason in enumerate(rows.column("problem").to_pylist()) if reason is not None}
+
+
 def _headers(texts: list[str | None], bad: dict[int, str]) -> pa.Array:
     found: list[list[dict[str, Any]] | None] = []
     for row, text in enumerate(texts):
         try:
-            found.append(None if text is None else _parse_headers(text))
+            found.append(None if text is None else parse_headers(text))
         except ValueError as error:
             bad[row] = str(error)
             found.append(None)
     return pa.array(found, HEADERS_TYPE)
 
 
-def _parse_headers(text: str) -> list[dict[str, Any]]:
+def parse_headers(text: str) -> list[dict[str, Any]]:
     """
-    >>> _parse_headers('{"trace": "7", "retry": 2, "empty": null}')
+    >>> parse_headers('{"trace": "7", "retry": 2, "empty": null}')
     [{'key': 'trace', 'value': b'7'}, {'key': 'retry', 'value': b'2'}, {'key': 'empty', 'value': None}]
     """
     try:

@@ -1,7 +1,7 @@
 """What a relay asks of a database: rows in their order, and where it stands after them.
 
-The outbox tables of Postgres and SQLite are read in this way. Change capture can be another source: routing, progress
-and everything about Kafka know only what is here.
+The outbox tables of Postgres and SQLite are read in this way, and changes by capture: routing, progress and everything
+about Kafka know only what is here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from semel.bridges.relay.routes import Routed
 from semel.bridges.relay.waking import Clock, Waker
 
 Position = Mapping[str, Any]
@@ -45,6 +46,14 @@ class Portion:
     def end(self) -> Position:
         return self.position_at(self.rows.num_rows)
 
+    def events(self, count: int) -> int:
+        """How many of the first `count` rows are the user's own."""
+        return count
+
+    def finish(self, routed: Routed, count: int) -> tuple[Routed, Position]:
+        """The first `count` rows as they are published, and where the source stands after them."""
+        return routed, self.position_at(count)
+
 
 def nothing_due(position: Position, *, is_idle: bool = True) -> Portion:
     return Portion(pa.table({}), lambda _: position, is_idle)
@@ -55,6 +64,8 @@ class RowSource(ABC):
 
     table: str
     """As the user has written it."""
+    heartbeat_s: float | None = None
+    """How often a position is written that has moved though no row came. None for a source that needs none."""
 
     @abstractmethod
     def prepare(self) -> Identity:
@@ -80,6 +91,9 @@ class RowSource(ABC):
     def make_waker(self) -> Waker:
         """What tells of new rows before it is time to look for them."""
         return Clock()
+
+    def committed(self, position: Position) -> None:  # noqa: B027
+        """Everything up to `position` is in Kafka."""
 
     @abstractmethod
     def close(self) -> None: ...

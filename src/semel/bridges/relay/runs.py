@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from semel.bridges.failpoints import reach
 from semel.bridges.relay.letters import RelayLetters
-from semel.bridges.relay.options import RelayOptions
+from semel.bridges.relay.options import RelayOptions, Resume
 from semel.bridges.relay.progress import RelayProgress, decide_start
 from semel.bridges.relay.publisher import Publisher, progress_topic, read_progress
 from semel.bridges.relay.routes import Routed, route
@@ -45,7 +45,7 @@ _KEEP_ALIVE_S: Final = 3600.0
 _RULES_KEPT_S: Final = 30.0
 """How long a topic is believed to be as it was."""
 _NAP_S: Final = 0.1
-_PASSING: Final = (BrokerUnreachable, CommitUnknown, ConnectionLost, RequestTimedOut, TransactionAborted)
+PASSING: Final = (BrokerUnreachable, CommitUnknown, ConnectionLost, RequestTimedOut, TransactionAborted)
 """Errors of Kafka's side that say nothing about the rows."""
 _REFUSED: Final = frozenset(
     {
@@ -129,25 +129,29 @@ class RelayRun:
         self._identity = self._source.prepare()
         cluster = Cluster(parse_config(options.settings).client)
         try:
-            if options.topic.fixed is not None:
-                rules = TopicLookup(lambda: cluster).rules(options.topic.fixed)
-                check_usable(rules, "Events", "topic=", "Nothing was relayed.")
+            self._check_topics(cluster)
             if self._letters is not None:
                 self._letters.check_writable(cluster, self._config)
             topic = progress_topic(cluster, options.progress_topic)
             if topic.exists():
-                self._decide(read_progress(topic, options.name, is_owner=False))
+                self._decide(read_progress(topic, options.name, is_owner=False), options.resume)
         finally:
             cluster.close()
 
-    def _decide(self, progress: RelayProgress | None) -> Position | None:
+    def _check_topics(self, cluster: Cluster) -> None:
+        if (topic := self._options.topic.fixed) is not None:
+            rules = TopicLookup(lambda: cluster).rules(topic)
+            check_usable(rules, "Events", "topic=", "Nothing was relayed.")
+
+    def _decide(self, progress: RelayProgress | None, resume: Resume | None) -> Position | None:
+        """Where to go on. Raises if the progress does not belong to what the source is now."""
         assert self._identity is not None
         position = None if progress is None else progress.position
         return decide_start(
             self._options.name,
             progress,
             self._identity,
-            self._options.resume,
+            resume,
             is_behind=position is not None and self._is_comparable(progress) and self._source.is_behind(position),
             advice=self._source.advice_after_restore,
         )
@@ -159,7 +163,7 @@ class RelayRun:
         reach("relay_taken_over")
         self._identity = self._source.prepare()
         self._progress = publisher.progress()
-        self._position = self._decide(self._progress)
+        self._position = self._decide(self._progress, self._options.resume)
         if self._progress is None or self._progress.source != self._identity:
             # From now on the name belongs to this table, also if no row comes for a long time.
             self._publish(publisher, pa.table({}), Routed(pa.table({}), []), self._position, 0)
@@ -180,14 +184,14 @@ class RelayRun:
                     self._prepare_again()
                     must_prepare = False
                 is_idle = self._step(publisher)
-                if is_idle and time.monotonic() - self._published_at >= _KEEP_ALIVE_S:
+                if is_idle and self._must_write():
                     self._publish(publisher, pa.table({}), Routed(pa.table({}), []), self._position, 0)
             except DatabaseError as error:
                 self._source.close()
                 must_prepare = True
                 self._database_retries.failed(error)
                 continue
-            except _PASSING as error:
+            except PASSING as error:
                 must_recover = True
                 self._broker_retries.wait_after(error)
                 continue
@@ -200,6 +204,12 @@ class RelayRun:
             if idle_ms is not None and (now - last_row) * 1000 >= idle_ms:
                 return
             self._nap()
+
+    def _must_write(self) -> bool:
+        """Whether progress is due though no row came."""
+        since_s, heartbeat_s = time.monotonic() - self._published_at, self._source.heartbeat_s
+        has_moved = self._progress is not None and self._position != self._progress.position
+        return since_s >= _KEEP_ALIVE_S or (heartbeat_s is not None and has_moved and since_s >= heartbeat_s)
 
     def _nap(self) -> None:
         until = time.monotonic() + self._options.poll_ms / 1000
@@ -216,14 +226,7 @@ class RelayRun:
         """The connection may lead to another server now, where neither the committed position nor ours counts."""
         self._identity = self._source.prepare()
         if self._progress is not None and self._position is not None:
-            decide_start(
-                self._options.name,
-                replace(self._progress, position=self._position),
-                self._identity,
-                None,
-                is_behind=self._source.is_behind(self._position),
-                advice=self._source.advice_after_restore,
-            )
+            self._decide(replace(self._progress, position=self._position), None)
 
     def _step(self, publisher: Publisher) -> bool:
         """Relay the next rows. True if there were none."""
@@ -244,15 +247,15 @@ class RelayRun:
         is_looked_up_again = False
         while True:
             rows = portion.rows.slice(0, count)
-            routed = route(rows, self._options.topic, self._lookup(publisher), self._config, _now_ms())
+            routed = route(rows, self._options.topic, self._lookup(publisher), self._config, now_ms())
             if routed.bad and self._letters is None:
                 count = routed.bad[0].row
                 if count == 0:
                     raise self._refuse(rows, routed.bad[0].reason)
                 continue  # those before it first: then the row that stops the relay is the only one that waits
-            position = portion.position_at(count)
+            finished, position = portion.finish(routed, count)
             try:
-                self._publish(publisher, rows, routed, position, count)
+                self._publish(publisher, rows, finished, position, portion.events(count))
                 return position
             except SemelError as error:
                 is_topic_gone = isinstance(error, UnknownTopic | NotAuthorized) and not is_looked_up_again
@@ -268,7 +271,8 @@ class RelayRun:
                     continue
                 if self._letters is None:
                     raise self._refuse(rows, str(error)) from error
-                self._publish(publisher, rows, Routed(routed.records, [BadRow(0, str(error))]), position, 1)
+                finished, position = portion.finish(Routed(routed.records, [BadRow(0, str(error))]), 1)
+                self._publish(publisher, rows, finished, position, portion.events(1))
                 return position
 
     def _publish(
@@ -278,14 +282,23 @@ class RelayRun:
         assert self._identity is not None
         done = count + (0 if self._progress is None else self._progress.rows)
         progress = RelayProgress(self._identity, position, done)
-        letter_topic = None if self._letters is None else self._letters.topic
-        self._progress = publisher.publish(routed.without_bad(), letters, letter_topic, progress)
+        written = publisher.publish(routed.without_bad(), letters, self._letter_topic, progress)
+        self._committed(written, count, len(letters))
+
+    @property
+    def _letter_topic(self) -> str | None:
+        return None if self._letters is None else self._letters.topic
+
+    def _committed(self, progress: RelayProgress, rows: int, letters: int) -> None:
+        self._progress = progress
         self._published_at = time.monotonic()
-        self.report.rows += count
+        self.report.rows += rows
         self.report.transactions += 1
-        self.report.dead_letters += len(letters)
+        self.report.dead_letters += letters
         if self._letters is not None:
-            self._letters.count += len(letters)
+            self._letters.count += letters
+        if progress.position is not None:
+            self._source.committed(progress.position)
 
     def _lookup(self, publisher: Publisher) -> TopicLookup:
         """Topics that take records are not asked for again at once; those that do not are, each time."""
@@ -319,5 +332,5 @@ def _is_refusal(error: SemelError) -> bool:
     return isinstance(error, RecordTooLarge) or (isinstance(error, KafkaError) and error.code in _REFUSED)
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
     return int(time.time() * 1000)

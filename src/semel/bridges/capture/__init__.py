@@ -1,0 +1,1 @@
+"""Change capture: committed changes of Postgres tables into Kafka, each once, by logical decoding."""
