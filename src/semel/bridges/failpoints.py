@@ -59,6 +59,18 @@ BothPoint = Literal[
 ]
 BOTH_POINTS: Final[tuple[str, ...]] = get_args(BothPoint)
 
+MirrorPoint = Literal[
+    # The same for a mirror: in the order in which a cut gets to them.
+    "mirror_taken_over",
+    "mirror_cut_found",
+    "mirror_records_written",
+    "mirror_progress_written",
+    "mirror_end_sent",
+    "mirror_committed",
+    "mirror_groups_carried",
+]
+MIRROR_POINTS: Final[tuple[str, ...]] = get_args(MirrorPoint)
+
 _name = ""
 _left = 0
 
@@ -68,7 +80,7 @@ def arm(place: str) -> None:
     global _name, _left
     _name, _, count = place.partition(":")
     _left = int(count or 1)
-    if _name and _name not in (*POINTS, *RELAY_POINTS, *BOTH_POINTS):
+    if _name and _name not in (*POINTS, *RELAY_POINTS, *BOTH_POINTS, *MIRROR_POINTS):
         raise ConfigError(f"{VARIABLE} names the point {_name!r}, and there is none of that name: unset it.")
 
 
@@ -79,7 +91,7 @@ def is_armed() -> bool:
     return bool(_name)
 
 
-def reach(point: Point | RelayPoint | BothPoint) -> None:
+def reach(point: Point | RelayPoint | BothPoint | MirrorPoint) -> None:
     """Die or stop here if that was asked for.
 
     >>> reach("after_stage")

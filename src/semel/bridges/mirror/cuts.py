@@ -84,6 +84,8 @@ class _Log:
     cut: int
     position: int
     pieces: list[Piece] = field(default_factory=list[Piece])
+    size: int = 0
+    """Of all pieces."""
     open_parts: dict[tuple[int, int], Part] = field(default_factory=dict[tuple[int, int], Part])
 
     def between(self, start: int, end: int) -> list[Piece]:
@@ -136,6 +138,9 @@ class CutFinder:
         """The next offset to read in each partition."""
         return {partition: log.position for partition, log in self._logs.items()}
 
+    def position_of(self, partition: TopicPartition) -> int:
+        return self._logs[partition].position
+
     @property
     def cut_offsets(self) -> dict[TopicPartition, int]:
         """Where the last cut ended in each partition."""
@@ -159,6 +164,7 @@ class CutFinder:
         log = self._logs[partition]
         part = None if producer == NOT_TRANSACTIONAL else self._part_for(log, partition, producer, start, now)
         log.pieces.append(Piece(start, end, size, part, data))
+        log.size += size
         log.position = max(log.position, end)
 
     def _part_for(
@@ -263,7 +269,7 @@ class CutFinder:
     def _within(self, bytes_max: int) -> dict[TopicPartition, int] | None:
         """How far each partition may go if they share so many bytes; None if everything fits."""
         busy = [log for log in self._logs.values() if log.pieces]
-        if sum(piece.size for log in busy for piece in log.pieces) <= bytes_max:
+        if self.buffered_bytes <= bytes_max:
             return None
         share = max(1, bytes_max // max(1, len(busy)))
         limits: dict[TopicPartition, int] = {}
@@ -310,7 +316,9 @@ class CutFinder:
         for partition, end in ends.items():
             log = self._logs[partition]
             count = bisect_left(log.pieces, end, key=lambda piece: piece.start)
-            committed = [piece for piece in log.pieces[:count] if piece.is_committed]
+            passed = log.pieces[:count]
+            committed = [piece for piece in passed if piece.is_committed]
+            log.size -= sum(piece.size for piece in passed)
             if committed:
                 pieces[partition] = committed
             del log.pieces[:count]
@@ -325,4 +333,5 @@ class CutFinder:
 
     @property
     def buffered_bytes(self) -> int:
-        return sum(piece.size for log in self._logs.values() for piece in log.pieces)
+        """What was read and not cut yet."""
+        return sum(log.size for log in self._logs.values())
