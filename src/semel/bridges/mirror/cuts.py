@@ -19,7 +19,7 @@ has, and tells nothing about those that are over:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +75,24 @@ class Piece:
     @property
     def is_committed(self) -> bool:
         return self.part is None or self.part.outcome == "commit"
+
+
+def in_portions(pieces: Iterable[Piece], bytes_max: int) -> Iterator[list[Piece]]:
+    """The same in lists of about so many bytes.
+
+    >>> [len(some) for some in in_portions([Piece(0, 1, 6, None), Piece(1, 2, 6, None), Piece(2, 3, 1, None)], 10)]
+    [2, 1]
+    """
+    some: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        some.append(piece)
+        size += piece.size
+        if size >= bytes_max:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 @dataclass(slots=True)
@@ -224,6 +242,14 @@ class CutFinder:
         """The one that was set and not reached yet."""
         return self._barrier
 
+    @property
+    def needs_barrier(self) -> bool:
+        """Whether one would tell more: some transaction has a marker and is not known to be whole."""
+        return self._barrier is None and any(
+            group.first_marker is not None and not (group.has_shared_epoch and group.open_parts)
+            for group in self._groups.values()
+        )
+
     def set_barrier(self, event: int, ends: Mapping[TopicPartition, int]) -> None:
         """`ends` of all partitions, asked for after `event`. Read on up to them, then call `try_pass_barrier`."""
         self._barrier = Barrier(event, ends)
@@ -309,6 +335,14 @@ class CutFinder:
         for group in excluded:
             group.is_excluded = False
         return {partition: end for partition, end in ends.items() if end > self._logs[partition].cut}
+
+    def has_records(self, ends: Mapping[TopicPartition, int]) -> bool:
+        """Whether anything committed lies below `ends`."""
+        return any(
+            piece.is_committed
+            for partition, end in ends.items()
+            for piece in self._logs[partition].between(self._logs[partition].cut, end)
+        )
 
     def take(self, ends: Mapping[TopicPartition, int]) -> Cut:
         """Forget what lies below `ends`, which `find_ends` gave, and return what of it is committed."""

@@ -111,7 +111,8 @@ class GroupCarrier:
 
     def _carry_group(self, group: str, state: MirrorState, report: Carried) -> None:
         try:
-            offsets = self._source.committed_offsets(group)
+            # Offsets of an open transaction are not committed: nothing to wait for.
+            offsets = self._source.committed_offsets(group, require_stable=False)
         except NotAuthorized as error:
             self._note_refused(group, error)
             return
@@ -134,7 +135,7 @@ class GroupCarrier:
 
     def _write(self, group: str, wanted: Mapping[TopicPartition, tuple[int, int]]) -> None:
         try:
-            present = self._target.committed_offsets(group, list(wanted))
+            present = self._target.committed_offsets(group, list(wanted), require_stable=False)
             # An offset without our note was committed by a consumer at the target: the group has moved.
             offsets = {
                 named: CommittedOffset(translated, f"{_NOTE} {offset}")

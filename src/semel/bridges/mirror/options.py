@@ -18,7 +18,6 @@ CUT_BYTES: Final = 32 << 20
 BUFFER_BYTES: Final = 256 << 20
 RETRY_S: Final = 900.0
 
-Start = Literal["earliest", "latest"]
 OnGap = Literal["stop", "go-on"]
 
 _OURS: Final = {
@@ -39,7 +38,6 @@ class MirrorOptions:
     topics: re.Pattern[str]
     rename: str = "{topic}"
     groups: re.Pattern[str] | None = None
-    start: Start = "earliest"
     lost: OnGap = "stop"
     recreated: OnGap = "stop"
     cut_bytes: int = CUT_BYTES
@@ -64,7 +62,6 @@ def make_options(
     *,
     rename: str = "{topic}",
     groups: str | None = ".*",
-    start: Start = "earliest",
     lost: OnGap = "stop",
     recreated: OnGap = "stop",
     cut_bytes: int = CUT_BYTES,
@@ -79,7 +76,6 @@ def make_options(
     if rename.count("{topic}") != 1:
         raise ConfigError(f'rename={rename!r} must have {{topic}} in it once, such as "west.{{topic}}".')
     for option, value, allowed in (
-        ("start", start, get_args(Start)),
         ("lost", lost, get_args(OnGap)),
         ("recreated", recreated, get_args(OnGap)),
     ):
@@ -99,7 +95,6 @@ def make_options(
         topics=_pattern("topics", topics if isinstance(topics, str) else "|".join(map(re.escape, topics))),
         rename=rename,
         groups=None if groups is None else _pattern("groups", groups),
-        start=start,
         lost=lost,
         recreated=recreated,
         cut_bytes=cut_bytes,

@@ -165,7 +165,7 @@ class Source:
                     for batch in answer.batches:
                         if (after := read_header(batch).last_offset + 1) in wanted:
                             found[after] = batch
-                if fetcher.positions[partition] >= end and wanted - found.keys() or time.monotonic() > deadline:
+                if (fetcher.positions[partition] >= end and wanted - found.keys()) or time.monotonic() > deadline:
                     raise RequestTimedOut(
                         f"Batches of topic {partition.topic!r} partition {partition.partition} below offset {end} were "
                         "read once and are not there the second time: compaction or retention was faster."

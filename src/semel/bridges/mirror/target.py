@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,8 @@ from semel.errors import Fenced, KafkaError, SemelError, TransactionAborted
 from semel.spark.failpoints import WatchedCluster
 from semel.wire import ErrorCode
 
+Offsets = np.ndarray[Any, np.dtype[np.int64]]
+
 
 class _Watched(WatchedCluster):
     def end_was_sent(self) -> None:
@@ -33,11 +35,21 @@ class _Watched(WatchedCluster):
 
 @dataclass(frozen=True, slots=True)
 class PartCut:
-    """What one cut brings of one partition."""
+    """What one cut brings of one partition. Records are made while they are written, so that few are in memory."""
 
     partition: TopicPartition
     end: int
-    records: list[Copied]
+    records: Iterable[Copied] = ()
+
+
+@dataclass(slots=True)
+class Published:
+    """What a committed cut has brought."""
+
+    state: MirrorState
+    cuts: Mapping[TopicPartition, CutPart]
+    records: int = 0
+    loops: int = 0
 
 
 def read_state(cluster: Cluster, name: str, *, is_owner: bool) -> MirrorState | None:
@@ -47,6 +59,18 @@ def read_state(cluster: Cluster, name: str, *, is_owner: bool) -> MirrorState | 
         return None
     value = topic.read_value(progress_key(name), lambda value: MirrorState.decode(value).producer_id, is_owner=is_owner)
     return None if value is None else MirrorState.decode(value)
+
+
+def read_states(cluster: Cluster) -> list[MirrorState]:
+    """What all mirrors that write to a cluster have committed there."""
+    topic = _progress_topic(cluster)
+    if not topic.exists():
+        return []
+    found: list[MirrorState] = []
+    for number in range(PARTITIONS):
+        records = topic.committed(TopicPartition(topic.topic, number))
+        found += [MirrorState.decode(values[-1][1]) for values in records.values() if values[-1][1]]
+    return found
 
 
 def _progress_topic(cluster: Cluster) -> ProgressTopic:
@@ -98,7 +122,7 @@ class Target:
 
     # -- one cut ---------------------------------------------------------------------------------------------------
 
-    def publish(self, parts: list[PartCut], state: MirrorState) -> tuple[MirrorState, dict[TopicPartition, CutPart]]:
+    def publish(self, parts: list[PartCut], state: MirrorState) -> Published:
         """Returns when all of it is committed: the new state, and where each record is now.
 
         Raises `CommitUnknown` if the answer was lost, and other errors if nothing of it will be seen; then `recover`.
@@ -106,44 +130,31 @@ class Target:
         producer = self._producer
         try:
             producer.begin()
-            for part in parts:
-                name = state.topics[part.partition.topic].target
-                for copied in part.records:
-                    if copied.table.num_rows:
-                        producer.send_table(name, copied.table, partition=part.partition.partition)
-            cuts = self._cut_parts(parts, state, producer.flush())
+            done = Published(state, {})
+            offsets = [self._write_part(part, state, done) for part in parts]
+            done.cuts = cuts = _cut_parts(parts, offsets, state, producer.flush())
             failpoints.reach("mirror_records_written")
             moved = state.moved({named: _moved(state, named, cut) for named, cut in cuts.items()})
-            signed = replace(moved, producer_id=producer.identity.producer_id)
-            self._write_progress(signed, cuts)
+            done.state = replace(moved, producer_id=producer.identity.producer_id)
+            self._write_progress(done.state, cuts)
             failpoints.reach("mirror_progress_written")
             producer.commit()
         except Fenced as error:
             raise self._explain(error) from error
         failpoints.reach("mirror_committed")
-        return signed, cuts
+        return done
 
-    def _cut_parts(
-        self, parts: list[PartCut], state: MirrorState, stored: list[Stored]
-    ) -> dict[TopicPartition, CutPart]:
-        if any(one.base_offset < 0 for one in stored):
-            raise TransactionAborted(
-                "A broker did not say at which offsets it stored a repeated batch, so positions could not be "
-                "translated exactly. Nothing of this cut was committed, and it is written again."
-            )
-        landed: dict[TopicPartition, list[Stored]] = {}
-        for one in sorted(stored, key=lambda one: one.base_offset):
-            landed.setdefault(TopicPartition(one.topic, one.partition), []).append(one)
-        cuts: dict[TopicPartition, CutPart] = {}
-        for part in parts:
-            before = state.partition(part.partition)
-            assert before is not None
-            name = TopicPartition(state.topics[part.partition.topic].target, part.partition.partition)
-            batches = landed.get(name, [])
-            runs = make_runs(_joined(part.records), batches)
-            end = batches[-1].base_offset + batches[-1].record_count if batches else before.target
-            cuts[part.partition] = CutPart(before.source, part.end, end, runs)
-        return cuts
+    def _write_part(self, part: PartCut, state: MirrorState, done: Published) -> Offsets:
+        """Returns the source offset of each record that was written."""
+        name = state.topics[part.partition.topic].target
+        offsets = [np.zeros(0, np.int64)]
+        for copied in part.records:
+            if copied.table.num_rows:
+                self._producer.send_table(name, copied.table, partition=part.partition.partition)
+            offsets.append(copied.offsets)
+            done.records += copied.table.num_rows
+            done.loops += copied.loops
+        return np.concatenate(offsets)
 
     def _write_progress(self, state: MirrorState, cuts: Mapping[TopicPartition, CutPart]) -> None:
         key = progress_key(self._name)
@@ -180,8 +191,27 @@ class Target:
         )
 
 
-def _joined(records: list[Copied]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.concatenate([np.zeros(0, np.int64), *(copied.offsets for copied in records)])
+def _cut_parts(
+    parts: list[PartCut], offsets: list[Offsets], state: MirrorState, stored: list[Stored]
+) -> dict[TopicPartition, CutPart]:
+    if any(one.base_offset < 0 for one in stored):
+        raise TransactionAborted(
+            "A broker did not say at which offsets it stored a repeated batch, so positions could not be "
+            "translated exactly. Nothing of this cut was committed, and it is written again."
+        )
+    landed: dict[TopicPartition, list[Stored]] = {}
+    for one in sorted(stored, key=lambda one: one.base_offset):
+        landed.setdefault(TopicPartition(one.topic, one.partition), []).append(one)
+    cuts: dict[TopicPartition, CutPart] = {}
+    for part, copied in zip(parts, offsets, strict=True):
+        before = state.partition(part.partition)
+        assert before is not None
+        name = TopicPartition(state.topics[part.partition.topic].target, part.partition.partition)
+        batches = landed.get(name, [])
+        runs = make_runs(copied, batches)
+        end = batches[-1].base_offset + batches[-1].record_count if batches else before.target
+        cuts[part.partition] = CutPart(before.source, part.end, end, runs)
+    return cuts
 
 
 def _moved(state: MirrorState, partition: TopicPartition, cut: CutPart) -> PartitionState:
