@@ -20,7 +20,6 @@ from semel.client.fetcher import Fetcher
 from semel.records import decode_batches, read_header
 from semel.testing.embedded import EmbeddedBroker
 
-
 READ_TIMEOUT_S = 60.0
 BROKER_CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "4"}
 
@@ -53,7 +52,14 @@ def partition_count(bootstrap: str, topic: str) -> int:
 def read(bootstrap: str, topic: str) -> dict[int, list[tuple[int, Record]]]:
     """Every committed record with its offset, by partition, read by librdkafka."""
     consumer = Consumer(
-        settings(bootstrap, group_id="reader", isolation_level="read_committed", enable_partition_eof=True)
+        settings(
+            bootstrap,
+            group_id="reader",
+            isolation_level="read_committed",
+            enable_partition_eof=True,
+            fetch_wait_max_ms=10,
+            enable_auto_commit=False,
+        )
     )
     count = partition_count(bootstrap, topic)
     consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(count)])
@@ -77,8 +83,7 @@ def records(bootstrap: str, topic: str) -> dict[int, list[Record]]:
     """The same without offsets, and without the header that a mirror adds."""
     return {
         number: [
-            one._replace(headers=[header for header in one.headers if header[0] != ORIGIN_HEADER])
-            for _, one in found
+            one._replace(headers=[header for header in one.headers if header[0] != ORIGIN_HEADER]) for _, one in found
         ]
         for number, found in read(bootstrap, topic).items()
     }

@@ -5,11 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from mirror_scene import RunningMirror, Scene, Writer, clusters, create, read, scene
-from session_scene import wait_until
-
-import semel
-from semel.bridges.mirror.options import ORIGIN_HEADER
+from mirror_scene import RunningMirror, Scene, Writer, clusters, scene
 
 __all__ = ["clusters", "scene"]
 

@@ -336,14 +336,6 @@ class CutFinder:
             group.is_excluded = False
         return {partition: end for partition, end in ends.items() if end > self._logs[partition].cut}
 
-    def has_records(self, ends: Mapping[TopicPartition, int]) -> bool:
-        """Whether anything committed lies below `ends`."""
-        return any(
-            piece.is_committed
-            for partition, end in ends.items()
-            for piece in self._logs[partition].between(self._logs[partition].cut, end)
-        )
-
     def take(self, ends: Mapping[TopicPartition, int]) -> Cut:
         """Forget what lies below `ends`, which `find_ends` gave, and return what of it is committed."""
         pieces: dict[TopicPartition, list[Piece]] = {}

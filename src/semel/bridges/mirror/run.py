@@ -192,6 +192,8 @@ class _Route:
         self._target_cluster = target.admin.describe_cluster().cluster_id
         self._state = self._begin()
         self._finder = CutFinder(self._positions())
+        self._passed: dict[TopicPartition, int] = {}
+        """Ends of cuts that are not committed yet."""
         source.assign(self._positions())
         self._translator = Translator(self._options.name, target.cluster)
         self._carrier = None
@@ -277,33 +279,40 @@ class _Route:
         raise _TopicsChanged
 
     def _cut_all(self) -> bool:
+        """Publish every cut that can be made now. Those without records wait for one that has some, up to a second."""
         has_moved = False
         while not self._is_stopping():
             ends = self._finder.find_ends(self._options.cut_bytes)
             if not ends:
                 break
-            if not self._finder.has_records(ends) and time.monotonic() - self._last_publish < _EMPTY_CUT_S:
-                break
-            self._publish(ends)
+            starts = self._finder.cut_offsets
+            cut = self._finder.take(ends)
+            self._passed |= cut.ends
+            if cut.pieces:
+                self._publish(starts, cut.pieces)
             has_moved = True
+        if self._passed and time.monotonic() - self._last_publish >= _EMPTY_CUT_S:
+            self._publish({}, {})
         return has_moved
 
-    def _publish(self, ends: Mapping[TopicPartition, int]) -> None:
+    def _publish(self, starts: Mapping[TopicPartition, int], pieces: Mapping[TopicPartition, list[Piece]]) -> None:
+        """Write these batches, and that everything up to `_passed` is done."""
         reach("mirror_cut_found")
-        starts = self._finder.cut_offsets
-        cut = self._finder.take(ends)
         parts = [
-            PartCut(partition, end, self._copy(partition, starts[partition], end, cut.pieces.get(partition, [])))
-            for partition, end in cut.ends.items()
+            PartCut(partition, end, self._copy(partition, starts[partition], end, pieces[partition]))
+            if partition in pieces
+            else PartCut(partition, end)
+            for partition, end in self._passed.items()
         ]
         ids = {name: topic.topic_id for name, topic in self._topics.items()}
-        if cut.pieces and not self._source.have_ids(ids, cut.ends):
+        if pieces and not self._source.have_ids(ids, pieces):
             raise _TopicsChanged
         done = self._target.publish(parts, self._state)
         self._state = done.state
         self._translator.add(done.cuts)
-        for pieces in cut.pieces.values():
-            self._source.release(pieces)
+        self._passed = {}
+        for written in pieces.values():
+            self._source.release(written)
         report = self._run.report
         report.cuts += bool(done.records)
         report.records += done.records
@@ -351,9 +360,8 @@ class _Route:
 
     def _finish(self) -> None:
         """What a stop leaves to do: progress without records, and the groups' last positions."""
-        ends = self._finder.find_ends()
-        if ends and not self._finder.has_records(ends):
-            self._publish(ends)
+        if self._passed:
+            self._publish({}, {})
         if self._carrier is not None:
             self._carry_groups()
         self._tell(time.monotonic())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -89,11 +89,11 @@ class Source:
             if self._options.includes(name)
         }
 
-    def ends(self, partitions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Where partitions end now, open transactions included."""
         return edge_offsets(self.cluster, partitions, "latest", "read_uncommitted") if partitions else {}
 
-    def have_ids(self, ids: Mapping[str, UUID | None], partitions: Mapping[TopicPartition, int]) -> bool:
+    def have_ids(self, ids: Mapping[str, UUID | None], partitions: Collection[TopicPartition]) -> bool:
         """Whether these partitions still are of the topics that they were, by their leaders' word."""
         found = ask_topic_ids(self.cluster, list(partitions))()
         return all(topic in found and found[topic] == ids[topic] for topic in {named.topic for named in partitions})
