@@ -47,6 +47,7 @@ PUBLIC = {
     "committed_offsets",
     "both",
     "both_table_sql",
+    "is_group_mirrored",
     "mirror",
     "outbox_table_sql",
     "recover_both",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from semel.bridges.effects import Effects
     from semel.bridges.inbox import Inbox
     from semel.bridges.read_your_writes import ReadYourWrites, wait_until_written
+    from semel.bridges.mirror.groups import is_group_mirrored
     from semel.bridges.mirror.mirror import mirror
     from semel.bridges.relay.relay import relay
     from semel.bridges.relay.table_sql import outbox_table_sql
@@ -137,6 +138,7 @@ __all__ = [
     "both",
     "both_table_sql",
     "committed_offsets",
+    "is_group_mirrored",
     "mirror",
     "outbox_table_sql",
     "recover_both",
@@ -181,6 +183,7 @@ _LOADED_ON_USE = {
     "apply_changes": "bridges.change_applier",
     "committed_offsets": "spark.committed",
     "effects": "bridges.effects",  # the module itself
+    "is_group_mirrored": "bridges.mirror.groups",
     "mirror": "bridges.mirror.mirror",
     "outbox_table_sql": "bridges.relay.table_sql",
     "recover_both": "bridges.both.both",

@@ -73,10 +73,14 @@ def read(bootstrap: str, topic: str) -> dict[int, list[tuple[int, Record]]]:
                 raise KafkaException(error)
             finished.add(message.partition() or 0)
             continue
-        record = Record(message.key(), message.value(), list(message.headers() or []), message.timestamp()[1])
+        record = Record(message.key(), message.value(), _headers(message.headers()), message.timestamp()[1])
         found[message.partition() or 0].append((message.offset() or 0, record))
     consumer.close()
     return found
+
+
+def _headers(found: Any) -> list[tuple[str, bytes | None]]:
+    return list(found or [])
 
 
 def records(bootstrap: str, topic: str) -> dict[int, list[Record]]:
@@ -200,7 +204,7 @@ class Scene:
 
     def mirror(self, **more: Any):
         """Until nothing is left."""
-        return semel.mirror(**self.options(idle_ms=500, **more))
+        return semel.mirror(**self.options(idle_ms=250, **more))
 
     def assert_equal(self) -> None:
         """Every committed record of the source is at the target once, in its partition and in order; nothing more."""

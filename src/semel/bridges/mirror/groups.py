@@ -14,12 +14,14 @@ from typing import Final
 
 from semel.bridges.mirror.options import OFFSETS_TOPIC
 from semel.bridges.mirror.progress import CutPart, MirrorState, PartitionState, TopicState, decode_cut, progress_key
+from semel.bridges.mirror.target import read_state
 from semel.bridges.retries import LOG
 from semel.client.admin import Admin, CommittedOffset
 from semel.client.cluster import Cluster
 from semel.client.partitions import TopicPartition
 from semel.client.progress_topic import ProgressTopic
-from semel.errors import KafkaError, NotAuthorized
+from semel.client.settings import parse_config
+from semel.errors import KafkaError
 from semel.wire import ErrorCode
 
 _CUTS_KEPT: Final = 10_000
@@ -113,12 +115,13 @@ class GroupCarrier:
         try:
             # Offsets of an open transaction are not committed: nothing to wait for.
             offsets = self._source.committed_offsets(group, require_stable=False)
-        except NotAuthorized as error:
+        except KafkaError as error:
             self._note_refused(group, error)
             return
         done = self._done.setdefault(group, {})
         mirrored = {named: found.offset for named, found in offsets.items() if named.topic in state.topics}
         report.groups += bool(mirrored)
+        found: dict[TopicPartition, int] = {}
         wanted: dict[TopicPartition, tuple[int, int]] = {}
         for named, offset in mirrored.items():
             if done.get(named) == offset:
@@ -129,11 +132,12 @@ class GroupCarrier:
                 report.behind += 1
             else:
                 wanted[TopicPartition(topic.target, named.partition)] = (offset, translated)
-                done[named] = offset
-        if wanted:
-            self._write(group, wanted)
+                found[named] = offset
+        if wanted and self._try_write(group, wanted):
+            done |= found
 
-    def _write(self, group: str, wanted: Mapping[TopicPartition, tuple[int, int]]) -> None:
+    def _try_write(self, group: str, wanted: Mapping[TopicPartition, tuple[int, int]]) -> bool:
+        """False if it has to be tried again later."""
         try:
             present = self._target.committed_offsets(group, list(wanted), require_stable=False)
             # An offset without our note was committed by a consumer at the target: the group has moved.
@@ -144,14 +148,47 @@ class GroupCarrier:
             }
             if offsets:
                 self._target.commit_offsets(group, offsets)
-        except NotAuthorized as error:
-            self._note_refused(group, error)
+            return True
         except KafkaError as error:
-            if error.code not in _HAS_MEMBERS:
-                raise
-            LOG.info("Group %r has members at the target, so its positions there are its own.", group)
+            if error.code not in _HAS_MEMBERS:  # with members at the target its positions are their own
+                self._note_refused(group, error)
+            return False
 
-    def _note_refused(self, group: str, error: NotAuthorized) -> None:
+    def _note_refused(self, group: str, error: KafkaError) -> None:
         if group not in self._refused:
             self._refused.add(group)
             LOG.warning("The positions of group %r are not carried: %s", group, error)
+
+
+def is_group_mirrored(
+    group: str, *, name: str, source: str | Mapping[str, object], target: str | Mapping[str, object]
+) -> bool:
+    """Whether all positions that a group has at the source, in topics that mirror `name` mirrors, are at the target.
+
+    Stop the group's consumers at the source, wait until this is true, then start them at the target. True as well for
+    positions that consumers at the target have moved on since.
+
+    >>> is_group_mirrored("billing", name="west", source="a:9092", target="b:9092")  # doctest: +SKIP
+    True
+    """
+    with _admin(source) as here, Cluster(parse_config(_settings(target)).client) as cluster:
+        state = read_state(cluster, name, is_owner=False)
+        offsets = here.committed_offsets(group, require_stable=False)
+        mirrored = {named: found for named, found in offsets.items() if state and named.topic in state.topics}
+        if state is None or not mirrored:
+            return False
+        names = {named: TopicPartition(state.topics[named.topic].target, named.partition) for named in mirrored}
+        present = Admin(cluster).committed_offsets(group, list(names.values()), require_stable=False)
+    return all(
+        (there := present.get(names[named])) is not None
+        and (there.metadata == f"{_NOTE} {found.offset}" or not there.metadata.startswith(_NOTE))
+        for named, found in mirrored.items()
+    )
+
+
+def _settings(cluster: str | Mapping[str, object]) -> Mapping[str, object]:
+    return {"bootstrap.servers": cluster} if isinstance(cluster, str) else cluster
+
+
+def _admin(cluster: str | Mapping[str, object]) -> Admin:
+    return Admin(_settings(cluster))
