@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from semel.bridges.change_applier import apply_changes
     from semel.bridges.effects import Effects
     from semel.bridges.inbox import Inbox
-    from semel.bridges.read_your_writes import ReadYourWrites, wait_until_written
     from semel.bridges.mirror.groups import is_group_mirrored
     from semel.bridges.mirror.mirror import mirror
+    from semel.bridges.read_your_writes import ReadYourWrites, wait_until_written
     from semel.bridges.relay.relay import relay
     from semel.bridges.relay.table_sql import outbox_table_sql
     from semel.bridges.source_inbox import SourceInbox
