@@ -244,8 +244,15 @@ class _Route:
             if has_come or has_moved:
                 self._last_move = now
             elif idle_ms is not None and (now - self._last_move) * 1000 >= idle_ms:
-                break
+                if self._has_read_everything():
+                    break
+                self._last_move = now
         self._finish()
+
+    def _has_read_everything(self) -> bool:
+        """A source that is slow to answer is not one that has nothing."""
+        positions = self._finder.positions
+        return all(positions[named] >= end for named, end in self._source.ends(positions).items())
 
     def _read(self) -> bool:
         try:
