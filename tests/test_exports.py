@@ -48,6 +48,8 @@ PUBLIC = {
     "both",
     "both_table_sql",
     "capture",
+    "is_group_mirrored",
+    "mirror",
     "outbox_table_sql",
     "recover_both",
     "relay",

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from semel.bridges.change_applier import apply_changes
     from semel.bridges.effects import Effects
     from semel.bridges.inbox import Inbox
+    from semel.bridges.mirror.groups import is_group_mirrored
+    from semel.bridges.mirror.mirror import mirror
     from semel.bridges.read_your_writes import ReadYourWrites, wait_until_written
     from semel.bridges.relay.outbox import Outbox
     from semel.bridges.relay.relay import relay
@@ -140,6 +142,8 @@ __all__ = [
     "both_table_sql",
     "capture",
     "committed_offsets",
+    "is_group_mirrored",
+    "mirror",
     "outbox_table_sql",
     "recover_both",
     "relay",
@@ -185,6 +189,8 @@ _LOADED_ON_USE = {
     "capture": "bridges.capture.capture",
     "committed_offsets": "spark.committed",
     "effects": "bridges.effects",  # the module itself
+    "is_group_mirrored": "bridges.mirror.groups",
+    "mirror": "bridges.mirror.mirror",
     "outbox_table_sql": "bridges.relay.table_sql",
     "recover_both": "bridges.both.both",
     "relay": "bridges.relay.relay",

@@ -67,6 +67,18 @@ BothPoint = Literal[
 ]
 BOTH_POINTS: Final[tuple[str, ...]] = get_args(BothPoint)
 
+MirrorPoint = Literal[
+    # The same for a mirror: in the order in which a cut gets to them.
+    "mirror_taken_over",
+    "mirror_cut_found",
+    "mirror_records_written",
+    "mirror_progress_written",
+    "mirror_end_sent",
+    "mirror_committed",
+    "mirror_groups_carried",
+]
+MIRROR_POINTS: Final[tuple[str, ...]] = get_args(MirrorPoint)
+
 _name = ""
 _left = 0
 
@@ -76,7 +88,7 @@ def arm(place: str) -> None:
     global _name, _left
     _name, _, count = place.partition(":")
     _left = int(count or 1)
-    if _name and _name not in (*POINTS, *RELAY_POINTS, *CAPTURE_POINTS, *BOTH_POINTS):
+    if _name and _name not in (*POINTS, *RELAY_POINTS, *CAPTURE_POINTS, *BOTH_POINTS, *MIRROR_POINTS):
         raise ConfigError(f"{VARIABLE} names the point {_name!r}, and there is none of that name: unset it.")
 
 
@@ -87,7 +99,7 @@ def is_armed() -> bool:
     return bool(_name)
 
 
-def reach(point: Point | RelayPoint | CapturePoint | BothPoint) -> None:
+def reach(point: Point | RelayPoint | CapturePoint | BothPoint | MirrorPoint) -> None:
     """Die or stop here if that was asked for.
 
     >>> reach("after_stage")

@@ -14,6 +14,7 @@ from semel.cli.demo import demo
 from semel.cli.doctor import doctor
 from semel.cli.guarantees import guarantees
 from semel.cli.inspect import inspect
+from semel.cli.mirror import mirror
 from semel.cli.output import EXIT_CODES
 from semel.cli.produce import produce
 from semel.cli.relay import relay
@@ -32,6 +33,7 @@ app.command()(capture)
 app.command()(demo)
 app.command()(doctor)
 app.command()(guarantees)
+app.command()(mirror)
 app.command(epilog=EXIT_CODES)(produce)
 app.command()(relay)
 app.command(epilog=EXIT_CODES)(tail)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self, overload
 
@@ -34,6 +34,17 @@ from semel.errors import ConfigError, CorruptRecords, InvalidState, RecordTooLar
 from semel.records import ControlMarker, read_header
 
 __all__ = ["READ_SCHEMA", "Fetcher", "PartitionRecords", "find_marker", "to_read_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class RawRecords:
+    """The batches of a partition as they came, none of them unpacked or checked, and the markers between them."""
+
+    partition: TopicPartition
+    batches: list[memoryview]
+    markers: list[ControlMarker]
+    next_offset: int
+    high_watermark: int
 
 
 class Fetcher:
@@ -267,6 +278,29 @@ class Fetcher:
         for chunk in chunks:
             self._requests.advance(chunk.reading.partition, chunk.opened.next_offset, chunk.opened.leader_epoch)
         return [marker for chunk in chunks for marker in chunk.opened.markers]
+
+    def fetch_raw(self, timeout_ms: float, ends: Mapping[TopicPartition, int] | None = None) -> list[RawRecords]:
+        """Go on as `fetch` does without decoding any record. `ends`: partitions that are read up to there for now.
+
+        The next request is under way when this returns.
+        """
+        for partition, reading in self._requests.readings.items():
+            reading.end = None if ends is None else ends.get(partition)
+        chunks = self._requests.wait_chunks(self._cluster.clock() + timeout_ms / 1000)
+        for chunk in chunks:
+            self._requests.advance(chunk.reading.partition, chunk.opened.next_offset, chunk.opened.leader_epoch)
+        if chunks and self._prefetch:
+            self._requests.send({}, math.inf)
+        return [
+            RawRecords(
+                chunk.reading.partition,
+                chunk.opened.visible,
+                chunk.opened.markers,
+                chunk.opened.next_offset,
+                chunk.high_watermark,
+            )
+            for chunk in chunks
+        ]
 
 
 def find_marker(

@@ -1,0 +1,158 @@
+"""`semel mirror`: topics from cluster to cluster, until it is stopped."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from semel.bridges.mirror.groups import is_group_mirrored
+from semel.bridges.mirror.options import BUFFER_BYTES, CUT_BYTES, RETRY_S, MirrorOptions, make_options
+from semel.bridges.mirror.report import MirrorProgress, MirrorReport
+from semel.bridges.mirror.routes import read_routes, run_routes
+from semel.errors import ConfigError, SemelError
+from semel.session.sigterm import SigtermWatch
+
+
+def mirror(
+    source: Annotated[str | None, typer.Option("--from", metavar="HOST:PORT", help="The source.")] = None,
+    target: Annotated[str | None, typer.Option("--to", metavar="HOST:PORT", help="The target.")] = None,
+    topics: Annotated[str | None, typer.Option(help="Topics, as a regular expression for whole names.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The mirror's own name: a second one of the same name takes over.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A TOML file with several routes, in place of the options above.")
+    ] = None,
+    rename: Annotated[str, typer.Option(help="The name at the target, such as west.{topic}.")] = "{topic}",
+    groups: Annotated[str, typer.Option(help="Groups whose positions are carried; empty for none.")] = ".*",
+    lost: Annotated[str, typer.Option(help="If records were deleted before: stop, or go-on.")] = "stop",
+    recreated: Annotated[str, typer.Option(help="If a topic was made again: stop, or go-on with it.")] = "stop",
+    cut_bytes: Annotated[int, typer.Option(help="About how large a transaction at the target may be.")] = CUT_BYTES,
+    buffer_bytes: Annotated[int, typer.Option(help="How much is kept in memory.")] = BUFFER_BYTES,
+    retry_s: Annotated[float, typer.Option(help="How long a lost cluster is tried again.")] = RETRY_S,
+    idle_ms: Annotated[float | None, typer.Option(help="End when nothing has come for so long.")] = None,
+    carried: Annotated[
+        str | None,
+        typer.Option(metavar="GROUP", help="Only say whether a group's positions are at the target; status 1 if not."),
+    ] = None,
+    source_setting: Annotated[
+        list[str] | None, typer.Option(help="A setting of Kafka's clients for the source, as NAME=VALUE.")
+    ] = None,
+    target_setting: Annotated[list[str] | None, typer.Option(help="The same for the target.")] = None,
+) -> None:
+    """Mirror topics from cluster to cluster, each record once, with the source's transactions whole.
+
+    \b
+    semel mirror --from a:9092 --to b:9092 --topics 'orders|payments.*' --name west
+    semel mirror --from a:9092 --to b:9092 --name west --topics orders --carried billing
+    semel mirror --config routes.toml
+
+    Prints one line when it is ready, and on a terminal a line about its lag.
+    Ctrl-C and SIGTERM end it after the present transaction. Exits with
+    status 1 and one sentence if it cannot go on.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        if config is not None:
+            if any(option is not None for option in (source, target, topics, name, carried)):
+                raise ConfigError("--config names the routes: leave out --from, --to, --topics, --name and --carried.")
+            routes = read_routes(config)
+        else:
+            more: dict[str, Any] = {
+                "rename": rename,
+                "groups": groups or None,
+                "lost": lost,
+                "recreated": recreated,
+                "cut_bytes": cut_bytes,
+                "buffer_bytes": buffer_bytes,
+                "retry_s": retry_s,
+            }
+            routes = [_route(source, target, topics, name, source_setting, target_setting, more)]
+        if carried is not None:
+            _tell_carried(carried, routes[0])
+            return
+        reports = _run(routes, idle_ms)
+    except SemelError as error:
+        notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+        typer.echo(f"{error}{notes}", err=True)
+        raise typer.Exit(1) from error
+    for route, report in reports.items():
+        typer.echo(_summary(route, report))
+
+
+def _route(
+    source: str | None,
+    target: str | None,
+    topics: str | None,
+    name: str | None,
+    source_setting: Sequence[str] | None,
+    target_setting: Sequence[str] | None,
+    more: dict[str, Any],
+) -> MirrorOptions:
+    for option, value in (("--from", source), ("--to", target), ("--topics", topics), ("--name", name)):
+        if value is None:
+            raise ConfigError(f"{option} is missing: a mirror needs --from, --to, --topics and --name, or --config.")
+    return make_options(
+        name or "",
+        {**dict(map(_parse_setting, source_setting or [])), "bootstrap.servers": source},
+        {**dict(map(_parse_setting, target_setting or [])), "bootstrap.servers": target},
+        topics or "",
+        **more,
+    )
+
+
+def _tell_carried(group: str, route: MirrorOptions) -> None:
+    if is_group_mirrored(group, name=route.name, source=route.source, target=route.target):
+        typer.echo(f"All positions of group {group!r} are at the target.")
+        return
+    typer.echo(f"Group {group!r} has positions at the source that are not at the target yet.", err=True)
+    raise typer.Exit(1)
+
+
+def _run(routes: Sequence[MirrorOptions], idle_ms: float | None) -> dict[str, MirrorReport]:
+    stop = threading.Event()
+
+    def on_interrupt(*_: object) -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends it at once
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    sigterm = SigtermWatch(stop.set)
+    sigterm.start()
+    try:
+        reports = run_routes(
+            routes,
+            stop,
+            idle_ms=idle_ms,
+            on_ready=lambda: typer.echo(f"semel mirror ready: {', '.join(route.name for route in routes)}"),
+            on_progress=_show if sys.stderr.isatty() else None,
+        )
+    finally:
+        sigterm.end()
+    sigterm.raise_exit()
+    return reports
+
+
+def _show(progress: MirrorProgress) -> None:
+    typer.echo(progress.line, err=True)
+
+
+def _parse_setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"{text!r} is no setting: write NAME=VALUE, such as compression.type=zstd.")
+    return name, value
+
+
+def _summary(name: str, report: MirrorReport) -> str:
+    parts = [f"{name}: {report.records} records in {report.cuts} cuts"]
+    parts += [f"{report.loops} left out that had come from the target"] if report.loops else []
+    parts += [f"{report.lost} offsets lost to retention"] if report.lost else []
+    return ", ".join(parts) + "."
