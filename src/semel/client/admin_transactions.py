@@ -110,7 +110,7 @@ class TransactionAdmin:
         return described
 
     def describe_listed(self, listed: Iterable[ListedTransaction]) -> dict[str, TransactionDescription]:
-        """Those of `list_transactions`, hundreds at once; what has expired since or moved to another broker is left out."""
+        """Those of `list_transactions`, hundreds at once. What has expired or moved since is left out."""
         by_node: dict[int, list[str]] = {}
         for one in listed:
             if one.coordinator is not None:

@@ -197,7 +197,8 @@ def _refusal(found: OpenTransaction) -> str:
     if found.standing == "unknown":
         return (
             f"It cannot be told whether the transaction in {where} hangs: {found.explanation} Nothing was changed. "
-            "Look as a user who may DESCRIBE all transactional ids. If its producer is certainly gone, end it by force (--force)."
+            "Look as a user who may DESCRIBE all transactional ids. If its producer is certainly gone, end it by force "
+            "(--force)."
         )
     return (
         f"The transaction in {where} does not hang. {found.explanation} Nothing was changed. To abort it here alone "

@@ -1,4 +1,4 @@
-"""Connections to the cluster for the page: a few of them, each used by one thread at a time, each job with a deadline."""
+"""Connections to the cluster for the page: a few, each used by one thread at a time, and each job with a deadline."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ T = TypeVar("T")
 Job = Callable[[Cluster], T]
 
 CONNECTIONS_MAX: Final = 4
+_SLICE_S: Final = 0.5
 
 
 class LookTooLong(SemelError):
@@ -28,13 +29,15 @@ class ClusterPool:
 
     def __init__(self, config: ClientConfig, *, size: int = CONNECTIONS_MAX) -> None:
         self._config = config
+        self.is_closing = False
+        """Set it to end what is running."""
         self._idle: queue.SimpleQueue[_Timed | None] = queue.SimpleQueue()
         for _ in range(size):
             self._idle.put(None)
 
     def run(self, job: Job[T], *, deadline_s: float) -> T:
         """In the caller's thread. Raises `LookTooLong` at the first wait for the cluster after `deadline_s`."""
-        timed = self._idle.get() or _Timed(self._config)
+        timed = self._idle.get() or _Timed(self, self._config)
         kept: _Timed | None = None
         try:
             timed.deadline = time.monotonic() + deadline_s
@@ -60,12 +63,15 @@ class ClusterPool:
 class _Timed:
     """A cluster whose waiting ends at a deadline."""
 
-    def __init__(self, config: ClientConfig) -> None:
+    def __init__(self, pool: ClusterPool, config: ClientConfig) -> None:
+        self._pool = pool
         self.deadline = math.inf
         self.cluster = Cluster(config, sleep=self._sleep, wait_readable=self._wait_readable)
 
     def _left_s(self) -> float:
         left = self.deadline - time.monotonic()
+        if self._pool.is_closing:
+            raise LookTooLong("The page is being closed.")
         if left <= 0:
             raise LookTooLong(
                 "The look at the cluster took too long, so it was ended. Nothing was changed. Look at less at a time, "
@@ -77,4 +83,4 @@ class _Timed:
         time.sleep(min(seconds, self._left_s()))
 
     def _wait_readable(self, connections: Iterable[Connection], timeout_s: float) -> list[Connection]:
-        return wait_readable(connections, min(timeout_s, self._left_s()))
+        return wait_readable(connections, min(timeout_s, self._left_s(), _SLICE_S))

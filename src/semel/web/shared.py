@@ -53,9 +53,7 @@ class _Entry:
 
 
 class SharedLooks:
-    """
-    `ask` is for the event loop; the jobs run in threads.
-    """
+    """To be used in one event loop; the jobs run in threads."""
 
     def __init__(self, pool: ClusterPool) -> None:
         self._pool = pool
@@ -87,19 +85,22 @@ class SharedLooks:
 
     async def do(self, job: Job[T], *, deadline_s: float = 15.0) -> T:
         """A job whose answer is for one caller alone; raises what it raises."""
+        answers: list[T] = []
         entry = _Entry()
-        self._start(entry, lambda: self._pool.run(job, deadline_s=deadline_s))
+        self._start(entry, lambda: answers.append(self._pool.run(job, deadline_s=deadline_s)))
         assert entry.running is not None, "it was started"
         await entry.running
         if entry.look.error is not None:
             raise entry.look.error
-        return entry.look.value
+        return answers[0]
 
     def forget(self) -> None:
         """After a change: nothing that was seen before it is shown again."""
         self._entries.clear()
 
     def close(self) -> None:
+        """Ends what is under way at its next wait."""
+        self._pool.is_closing = True
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._pool.close()
 
