@@ -124,7 +124,7 @@ def fill_orders(place: Scene) -> Producer:
         producer.abort()
     with place.producer() as producer:
         producer.send("orders", b"plain one", partition=0)
-    opened = place.producer("open-writer")
+    opened = Producer({**place.settings, "transactional.id": "open-writer", "transaction.timeout.ms": 600_000})
     opened.begin()
     opened.send("orders", b"open one", key=b"c", partition=0, headers=[("trace", b"1")])
     opened.flush()

@@ -21,6 +21,7 @@ from semel.web.shared import Look, SharedLooks, TooBusy
 
 PART_HEADER: Final = "x-semel-part"
 """The script asks with it for the live part of a page alone."""
+_SEARCH_MAX: Final = 249
 _INT64_MAX: Final = 2**63 - 1
 
 
@@ -176,6 +177,11 @@ class Paging:
     @property
     def end(self) -> int:
         return min(self.start + self.size, self.total)
+
+
+def search_of(request: Request) -> str:
+    """What a list is searched for. It is shown in its field again, so it has nothing that cannot be seen."""
+    return "".join(one for one in request.query_params.get("q", "") if one.isprintable())[:_SEARCH_MAX]
 
 
 def page_number(request: Request) -> int:

@@ -13,7 +13,7 @@ from semel.client.cluster import Cluster
 from semel.errors import KafkaError, SemelError
 from semel.inspect.groups import GroupReport, group_report
 from semel.web.clusters import LookTooLong
-from semel.web.site import Paging, page_number, site_of, text_of
+from semel.web.site import Paging, page_number, search_of, site_of, text_of
 from semel.wire import ErrorCode
 
 _FRESH_S: Final = 5.0
@@ -51,7 +51,7 @@ def _look_at_groups(cluster: Cluster, wanted: str, page: int) -> GroupsNow:
 async def groups(request: Request) -> Response:
     """All groups."""
     site, page = site_of(request), page_number(request)
-    wanted = request.query_params.get("q", "")
+    wanted = search_of(request)
     look = await site.looks.ask(
         ("groups", wanted, page),
         lambda cluster: _look_at_groups(cluster, wanted, page),

@@ -15,7 +15,7 @@ from semel.errors import OffsetOutOfRange
 from semel.inspect.excerpts import Excerpt, LoggedRecord, read_excerpt
 from semel.inspect.outcomes import LoggedBatch, Status
 from semel.inspect.shown import show_text
-from semel.web.site import Paging, WrongAddress, number_of, optional_number_of, page_number, site_of, text_of
+from semel.web.site import Paging, WrongAddress, number_of, optional_number_of, page_number, search_of, site_of, text_of
 from semel.wire import ErrorCode
 
 FRESH_S: Final = 3.0
@@ -102,7 +102,7 @@ def look_at_ends(cluster: Cluster, places: list[TopicPartition]) -> list[Ends]:
 async def topics(request: Request) -> Response:
     """All topics."""
     site, page = site_of(request), page_number(request)
-    wanted = request.query_params.get("q", "")
+    wanted = search_of(request)
     look = await site.looks.ask(("topics", wanted, page), lambda cluster: look_at_topics(cluster, wanted, page))
     paging = Paging(page, _TOPICS, 0 if look.value is None else look.value.total)
     return site.page(request, "topics.html", look, paging=paging, wanted=wanted)
