@@ -26,6 +26,10 @@ HOSTILE_NAME: Final = "</td><script>window.hacked=1</script>&\"'\n\x1b[2J\u202eÃ
 LEDGER: Final = "semel-ledger"
 
 
+def address(path: str, query: Mapping[str, object]) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
+
+
 @dataclass
 class Answer:
     """What came back."""
@@ -52,7 +56,7 @@ class Page:
         return f"http://127.0.0.1:{self.port}"
 
     def get(self, path: str, headers: Mapping[str, str] | None = None, **query: object) -> Answer:
-        return self.request("GET", f"{path}?{urlencode(query)}" if query else path, headers=headers)
+        return self.request("GET", address(path, query), headers=headers)
 
     def post(self, path: str, form: Mapping[str, object], headers: Mapping[str, str] | None = None) -> Answer:
         content_type = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -63,7 +67,7 @@ class Page:
     ) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         sent = dict(headers or {})
-        if self.cookies:
+        if self.cookies and "Cookie" not in sent:
             sent["Cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
         try:
             connection.request(method, path, body, sent)
@@ -75,7 +79,7 @@ class Page:
     def settled(self, path: str, **query: object) -> Answer:
         """What the page shows when it has looked."""
         deadline = time.monotonic() + 60
-        while "data-pending" in (answer := self.get(path, **query)).text:
+        while "data-pending" in (answer := self.get(address(path, query))).text:
             assert time.monotonic() < deadline, answer.text
             time.sleep(0.05)
         return answer

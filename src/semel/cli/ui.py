@@ -61,8 +61,6 @@ def ui(
     semel ui --bootstrap localhost:9092
     semel ui --profile prod --reports ./runs
     semel ui --host 0.0.0.0 --password-file ui-password.txt --tls-certificate ui.pem
-
-    Exits with status 0 after Ctrl-C, and 2 if it cannot start.
     """
     ensure(UI)
     from semel.web.serve import serve
