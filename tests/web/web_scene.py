@@ -16,10 +16,15 @@ from urllib.parse import urlencode
 import uvicorn
 from inspect_scene import Scene
 
+from semel.client.admin import Admin
+from semel.client.cluster import Cluster
 from semel.client.producer import Producer
+from semel.client.settings import parse_config
+from semel.records.reference import Record, encode_batch
 from semel.spark.ledger import Entry
 from semel.web.serve import listen, make_server
 from semel.web.site import SiteSettings
+from semel.wire import Api, ErrorCode
 
 HOSTILE: Final = b"\x1b[2J<script>window.hacked=1</script>\xff\x00\"'>" + "<img src=x onerror=hacked()>\u202e".encode()
 HOSTILE_NAME: Final = "</td><script>window.hacked=1</script>&\"'\n\x1b[2J\u202eöß/../?a=b#c"
@@ -176,3 +181,69 @@ def write_report(folder: Path, name: str, *, is_clean: bool, text: str = "a cycl
     (run / "run.json").write_text(json.dumps({"workload": "copier", "client": text, "target": "embedded", "seed": 7}))
     style = "<style>body { color: green }</style>"
     (run / "report.html").write_text(f'<!doctype html>{style}<p id="report" style="margin: 0">{text}</p>')
+
+
+def open_many(bootstrap: str, topic: str, *, partitions: int, transactions: int) -> None:
+    """So many transactions that stay open, one after another in the partitions of a topic. With raw requests: a
+    producer for each would need thousands of connections."""
+    settings = parse_config({"bootstrap.servers": bootstrap, "default.api.timeout.ms": 60_000})
+    with Cluster(settings.client) as cluster:
+        Admin(cluster).create_topics(topic, partitions=partitions)
+        node = cluster.leader(topic, 0).node
+        for start in range(0, transactions, 500):
+            _open_some(cluster, node, topic, partitions, range(start, min(start + 500, transactions)))
+
+
+def _open_some(cluster: Cluster, node: int, topic: str, partitions: int, numbers: range) -> None:
+    identities: dict[int, tuple[int, int]] = {}
+    begun = {number: cluster.submit(node, Api.INIT_PRODUCER_ID, **_init(number)) for number in numbers}
+    for number, pending in begun.items():
+        cluster.wait_any([pending])
+        answer = pending.result()
+        assert answer.error_code is ErrorCode.none, answer
+        identities[number] = (answer.producer_id, answer.producer_epoch)
+    for api, make in ((Api.ADD_PARTITIONS_TO_TXN, _add), (Api.PRODUCE, _produce)):
+        sent = [
+            cluster.submit(node, api, highest=_HIGHEST[api], **make(number, topic, number % partitions, *identity))
+            for number, identity in identities.items()
+        ]
+        for pending in sent:
+            cluster.wait_any([pending])
+            assert "error_code=<ErrorCode.none" in repr(pending.result()), pending.result()
+
+
+_HIGHEST: Final = {Api.ADD_PARTITIONS_TO_TXN: 3, Api.PRODUCE: 11}
+
+
+def _init(number: int) -> dict[str, Any]:
+    return {
+        "transactional_id": f"writer-{number:04}",
+        "transaction_timeout": 900_000,
+        "producer_id": -1,
+        "producer_epoch": -1,
+    }
+
+
+def _add(number: int, topic: str, partition: int, producer_id: int, epoch: int) -> dict[str, Any]:
+    return {
+        "v3_and_below_transactional_id": f"writer-{number:04}",
+        "v3_and_below_producer_id": producer_id,
+        "v3_and_below_producer_epoch": epoch,
+        "v3_and_below_topics": [{"name": topic, "partitions": [partition]}],
+    }
+
+
+def _produce(number: int, topic: str, partition: int, producer_id: int, epoch: int) -> dict[str, Any]:
+    batch = encode_batch(
+        [Record(0, int(time.time() * 1000), None, b"open")],
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=0,
+        transactional=True,
+    )
+    return {
+        "transactional_id": f"writer-{number:04}",
+        "acks": -1,
+        "timeout": 60_000,
+        "topic_data": [{"name": topic, "partition_data": [{"index": partition, "records": batch}]}],
+    }
