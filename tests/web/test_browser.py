@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from inspect_scene import TRUSTING, Scene, scene
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, expect, sync_playwright
 from web_scene import (
     HOSTILE,
     HOSTILE_NAME,
@@ -48,6 +51,7 @@ PARTITIONS: Final = int(os.environ.get("SEMEL_PAGE_PARTITIONS", "1000"))
 FIRST_PAINT_MS: Final = int(os.environ.get("SEMEL_PAGE_FIRST_PAINT_MS", "1000"))
 SCREENSHOTS: Final = os.environ.get("SEMEL_PAGE_SCREENSHOTS")
 """A folder for a picture of every view."""
+_FIRST_PAINT: Final = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 VIEWS: Final = {
     "overview": "/",
     "pipelines": "/pipelines",
@@ -97,8 +101,16 @@ class Tab:
         self.url = url
         self.complaints: list[str] = []
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.complaints.append("a dialog"), dialog.dismiss()))
-        self.page.on("console", lambda said: said.type == "error" and self.complaints.append(said.text))
+        self.page.on("dialog", self._note_dialog)
+        self.page.on("console", self._note_error)
+
+    def _note_dialog(self, dialog: Dialog) -> None:
+        self.complaints.append("a dialog")
+        dialog.dismiss()
+
+    def _note_error(self, said: ConsoleMessage) -> None:
+        if said.type == "error":
+            self.complaints.append(said.text)
 
     def open(self, path: str) -> Page:
         self.page.goto(self.url + path)
@@ -304,18 +316,17 @@ def test_1000_partitions_and_5000_transactions_are_painted_within_a_second(conte
     config = {**TRUSTING, "transaction.version": "1"}
     with semel.Broker(fsync="never", config=config) as broker:
         open_many(broker.bootstrap, "wide", partitions=PARTITIONS, transactions=TRANSACTIONS)
-        with running_page({"bootstrap.servers": broker.bootstrap, "default.api.timeout.ms": 20_000}) as running:
-            tab = Tab(context, running.url)
+        with page_process(broker.bootstrap) as url:
+            tab = Tab(context, url)
             slow: list[str] = []
             for path in ("/transactions", "/topics", "/topic?name=wide", "/groups", "/"):
                 paints: list[float] = []
                 began = time.monotonic()
-                page = tab.open(path)
-                filled_s = time.monotonic() - began
-                for number in range(5):
-                    if number:
-                        page = tab.open(path)
-                    paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+                filled_s = 0.0
+                for _ in range(5):
+                    page = tab.open(path)
+                    filled_s = filled_s or time.monotonic() - began
+                    paints.append(page.wait_for_function(_FIRST_PAINT).json_value())
                 told = f"{path}: first paint {paints[0]:.0f} ms at first, median {statistics.median(paints):.0f} ms"
                 print(f"{told}, most {max(paints):.0f} ms; filled after {filled_s:.1f} s")
                 if max(paints) >= FIRST_PAINT_MS:
@@ -326,3 +337,18 @@ def test_1000_partitions_and_5000_transactions_are_painted_within_a_second(conte
             expect(page.locator(".pages")).to_contain_text(f"of {PARTITIONS:,} partitions")
             assert slow == []
             assert tab.complaints == []
+
+
+@contextmanager
+def page_process(bootstrap: str) -> Iterator[str]:
+    """`semel ui` as users run it."""
+    command = [sys.executable, "-c", "from semel.cli.entry import main; main()"]
+    process = subprocess.Popen(
+        [*command, "ui", "--port", "0", "--bootstrap", bootstrap], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[-1].rstrip("/")
+    finally:
+        process.kill()
+        process.communicate()

@@ -28,18 +28,22 @@ from semel.web.views.pipelines import pipeline, pipelines
 from semel.web.views.record import record, value
 from semel.web.views.reports import report, report_page, reports
 from semel.web.views.topics import records, topic, topics
-from semel.web.views.transactions import after_ending, before_ending, end, transaction, transactions
+from semel.web.views.transactions import after_ending, before_ending, end, look_at_open, transaction, transactions
 
 _STATIC: Final = Path(__file__).parent / "static"
 
 
 def build_app(settings: SiteSettings) -> Starlette:
-    """The site for one cluster. Nothing is asked of it yet."""
+    """The site for one cluster. Nothing is asked of it before the application starts."""
     looks = SharedLooks(ClusterPool(parse_config(settings.client_settings).client))
     sessions = Sessions(settings.password, is_secure=settings.certificate is not None)
+    site = Site(settings, looks, sessions)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        # The first who comes need not wait: what it takes to ask and to show is loaded, and the first look under way.
+        await looks.ask("open", look_at_open, patience_s=0.0)
+        site.warm_up()
         yield
         looks.close()
 
@@ -73,7 +77,7 @@ def build_app(settings: SiteSettings) -> Starlette:
         exception_handlers={SemelError: _expected, 404: _not_found},  # type: ignore[dict-item]
         lifespan=lifespan,
     )
-    app.state.site = Site(settings, looks, sessions)
+    app.state.site = site
     app.state.tries = Tries()
     return app
 

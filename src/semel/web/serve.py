@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 import uvicorn
 
@@ -14,8 +16,9 @@ from semel.web.app import build_app
 from semel.web.guard import is_loopback
 from semel.web.site import SiteSettings
 
-_CONNECTIONS_MAX = 200
-_SHUTDOWN_S = 2
+_CONNECTIONS_MAX: Final = 200
+_SHUTDOWN_S: Final = 2
+_SWITCH_INTERVAL_S: Final = 0.001
 
 
 def with_login(settings: SiteSettings) -> tuple[SiteSettings, str | None]:
@@ -84,4 +87,6 @@ def serve(settings: SiteSettings, say: Callable[[str], None]) -> None:
             say(f"Log in with this token, or choose a password with --password-file: {token}")
         if settings.certificate is None and not is_loopback(settings.host):
             say("What is sent is not encrypted: add --tls-certificate, or listen behind a proxy that does it.")
+        # Answers of a large cluster take long to decode, in threads beside the loop that serves the pages.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         server.run(sockets=[listener])

@@ -67,7 +67,7 @@ class SharedLooks:
         job: Job[T],
         *,
         fresh_s: float = 2.0,
-        patience_s: float = 0.5,
+        patience_s: float = 0.3,
         deadline_s: float = 10.0,
     ) -> Look[T]:
         """What was seen within `fresh_s`. Waits at most `patience_s` for a new look, which goes on by itself."""

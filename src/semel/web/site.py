@@ -58,6 +58,11 @@ class Site:
         self.sessions = sessions
         self._templates = _templates()
 
+    def warm_up(self) -> None:
+        """Compile the templates."""
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)
+
     def page(self, request: Request, template: str, look: Look[Any] | None = None, **values: object) -> Response:
         """The whole page, or its live part alone if the script asks for it."""
         is_part = PART_HEADER in request.headers
