@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from inspect_scene import Scene, scene
-from web_scene import HOSTILE, HOSTILE_NAME, LEDGER, Page, fill_ledger, fill_orders, running_page, write_report
+from web_scene import HOSTILE, HOSTILE_NAME, LEDGER, Page, fill_ledger, fill_orders, form_of, running_page, write_report
 
 from semel.client.producer import Producer
 from semel.inspect.shown import show_text
@@ -250,10 +250,6 @@ def test_wrong_addresses_are_one_sentence(page: Page, path: str, status: int) ->
 # -- the action --------------------------------------------------------------------------------------------------------
 
 
-def form_of(text: str) -> dict[str, str]:
-    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', text))
-
-
 def test_a_hanging_transaction_is_found_explained_and_ended_from_the_page(place: Scene, page: Page) -> None:
     """Bar 2: the last stable offset moves."""
     place.admin.create_topics("late", partitions=1)
@@ -388,6 +384,7 @@ def test_many_tabs_ask_the_cluster_once(place: Scene, monkeypatch: pytest.Monkey
         return look_at_open(cluster)  # type: ignore[arg-type]
 
     monkeypatch.setattr(transactions, "look_at_open", count)
+    monkeypatch.setattr("semel.web.app.look_at_open", count)
     with running_page(place.settings) as page:
         began = time.monotonic()
         for _ in range(30):

@@ -96,6 +96,7 @@ def test_a_broker_that_asks_everybody_for_a_login_refuses_a_page(tmp_path: Path)
     [
         (["--tls-key", "key.pem"], "without its certificate"),
         (["--tls-certificate", "gone.pem"], "cannot be read"),
+        (["--tls-certificate", "/dev/null", "--port", "0"], "cannot be used with its key"),
         (["--reports", "gone"], "is no folder"),
         (["--password-file", "gone"], "cannot be read"),
         (["--host", "203.0.113.77", "--port", "0"], "cannot listen"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -96,6 +97,11 @@ class Page:
             assert time.monotonic() < deadline, answer.text
             time.sleep(0.2)
         return answer
+
+
+def form_of(text: str) -> dict[str, str]:
+    """The hidden fields of a page's form."""
+    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', text))
 
 
 @contextmanager

@@ -24,6 +24,10 @@ class LookTooLong(SemelError):
     """A look at the cluster was ended because it took too long."""
 
 
+class _TimeIsUp(Exception):
+    """Raised within a job. It is no answer of the cluster, so nothing that handles those may take it for one."""
+
+
 class ClusterPool:
     """Runs jobs on clusters of its own. A job that ends in an error leaves none of its connections behind."""
 
@@ -47,6 +51,8 @@ class ClusterPool:
         except ConfigError:
             kept = timed
             raise
+        except _TimeIsUp as error:
+            raise LookTooLong(str(error)) from None
         finally:
             if kept is None:
                 timed.cluster.close()
@@ -71,9 +77,9 @@ class _Timed:
     def _left_s(self) -> float:
         left = self.deadline - time.monotonic()
         if self._pool.is_closing:
-            raise LookTooLong("The page is being closed.")
+            raise _TimeIsUp("The page is being closed.")
         if left <= 0:
-            raise LookTooLong(
+            raise _TimeIsUp(
                 "The look at the cluster took too long, so it was ended. Nothing was changed. Look at less at a time, "
                 "or use semel inspect, which has no such limit."
             )

@@ -84,7 +84,7 @@ class Guard:
         self._app = app
         self._sessions = sessions
         self._is_loopback = is_loopback(host)
-        self._allowed = {name.lower() for name in allowed_hosts}
+        self._allowed = {name.lower() for name in (host, *allowed_hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

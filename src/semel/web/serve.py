@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,9 +78,21 @@ def address_of(settings: SiteSettings, port: int) -> str:
     return f"{'http' if settings.certificate is None else 'https'}://{host}:{port}/"
 
 
+def _check_certificate(settings: SiteSettings) -> None:
+    if settings.certificate is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.certificate, settings.key)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"The certificate {settings.certificate!r} cannot be used with its key ({error}); nothing was started."
+        ) from error
+
+
 def serve(settings: SiteSettings, say: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. `say` prints a line."""
     settings, token = with_login(settings)
+    _check_certificate(settings)
     server = make_server(settings)
     with listen(settings) as listener:
         say(f"semel ui ready on {address_of(settings, listener.getsockname()[1])}")

@@ -77,7 +77,10 @@ class Site:
             csrf_token=self.sessions.csrf_token(cookie),
             **values,
         )
-        return HTMLResponse(text, _status(look), {"Vary": PART_HEADER})
+        headers = {"Vary": PART_HEADER}
+        if is_part:
+            headers[PART_HEADER] = "live"  # what has it not comes from something else that answers here
+        return HTMLResponse(text, _status(look), headers)
 
     def error(self, request: Request, error: SemelError) -> Response:
         """A page that says one sentence."""

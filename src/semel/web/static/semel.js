@@ -65,6 +65,7 @@
         location.assign(answer.url);
         return;
       }
+      if (!answer.headers.has("X-Semel-Part")) throw new Error("no part of a page");
       const html = await answer.text();
       failures = 0;
       say("");

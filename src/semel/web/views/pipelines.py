@@ -13,7 +13,6 @@ from semel.client.cluster import Cluster
 from semel.errors import SemelError, UnknownTopic
 from semel.inspect.groups import GroupReport, group_report
 from semel.inspect.ledgers import LedgerEntry, read_ledger
-from semel.web.clusters import LookTooLong
 from semel.web.site import Paging, page_number, site_of, text_of
 from semel.web.views.groups import LIST_BYTES_MAX
 
@@ -65,8 +64,6 @@ def look_at_pipelines(cluster: Cluster, ledger: str) -> PipelinesNow:
 def _group(cluster: Cluster, name: str) -> GroupReport | None:
     try:
         report = group_report(cluster, name, bytes_max=LIST_BYTES_MAX)
-    except LookTooLong:
-        raise
     except SemelError:
         return None
     return report if report.partitions else None
