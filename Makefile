@@ -31,6 +31,11 @@ user: setup ## whole programs as users write them, restarted in the middle, coun
 	@scripts/need-java.sh
 	@$(BIN)/pytest tests/user -m user -n 2 --durations=10
 
+.PHONY: page
+page: setup ## the page of `semel ui` in a headless Chromium: every view, the one action, 1,000 partitions and 5,000 transactions
+	@[ -n "$${SEMEL_CHROMIUM:-}" ] || command -v chromium chromium-browser >/dev/null || { echo "Chromium is missing. Install it: apt-get install chromium" >&2; exit 1; }
+	@$(BIN)/pytest -m browser tests/web --durations=10
+
 PYTHON ?= python3.13
 PYTHON_VERSION = $(patsubst python%,%,$(PYTHON))
 

@@ -32,8 +32,8 @@ ORDER = [
     "inspect",
     "bench",
     "demo",
-    "cli",
     "web",
+    "cli",
 ]
 PURE = ["wire", "records", "core"]
 IMPURE_MODULES = {

@@ -40,18 +40,21 @@ def spawn(
     *,
     folder: Path,
     output: Path | None = None,
+    to_stderr: bool = False,
     pipes: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `command` (an absolute program and its arguments) in `folder`; it cannot outlive this process.
 
-    `output` is a file that standard output and error are appended to. With `pipes`, standard input and output are
+    `output` is a file that standard output and error are appended to; with `to_stderr` they go to this process's
+    standard error. With `pipes`, standard input and output are
     pipes instead and only standard error goes to `output`. Without `environment` it has this process's.
     """
+    opener = None if to_stderr else open_private
     launch = [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), *command]
 
     def start() -> subprocess.Popen[bytes]:
-        with open(output or os.devnull, "ab", opener=open_private) as sink:
+        with open(2 if to_stderr else output or os.devnull, "ab", opener=opener, closefd=not to_stderr) as sink:
             return subprocess.Popen(
                 launch,
                 cwd=folder,

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -214,6 +215,34 @@ def run_broker(environment: Environment, words: Sequence[str], folder: Path) -> 
     finally:
         process.kill()
         process.communicate()
+
+
+def test_the_page_comes_with_its_extra(installer: Installer) -> None:
+    """With its templates and its style; without the extra one line says what is missing."""
+    done = installer.environment().run("semel", "ui", "--bootstrap", "127.0.0.1:1")
+    assert (done.returncode, "pip install 'semel[ui]'" in done.stderr) == (1, True)
+    environment = installer.environment("ui")
+    with semel.Broker() as broker:
+        process = subprocess.Popen(
+            [str(environment.bin / "semel"), "ui", "--port", "0", "--bootstrap", broker.bootstrap],
+            cwd=environment.work,
+            env=environment.variables,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[-1]
+            for path, said in (
+                ("", "Overview"),
+                ("static/semel.css", "color-scheme"),
+                ("static/semel.js", "use strict"),
+            ):
+                with urllib.request.urlopen(url + path, timeout=60) as answer:
+                    assert said in answer.read().decode()
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def test_the_programs_in_examples_run(installer: Installer, tmp_path: Path) -> None:

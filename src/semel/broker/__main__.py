@@ -27,7 +27,12 @@ def main(argv: Sequence[str]) -> int:
         return 1
     from semel.broker.run import run
 
-    return run(arguments.options, metrics_port=arguments.metrics_port, log_level=arguments.log_level)
+    return run(
+        arguments.options,
+        metrics_port=arguments.metrics_port,
+        ui_port=arguments.ui_port,
+        log_level=arguments.log_level,
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from semel.broker.state import BrokerOptions
 
 DEFAULT_PORT: Final = 9092
+DEFAULT_UI_PORT: Final = 8484
 DEFAULT_DATA: Final = "semel-data"
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _LISTENER: Final = re.compile(r"(?P<protocol>\w+)://(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d+)")
@@ -25,6 +27,7 @@ _EXAMPLE: Final = """\
 It prints "semel broker ready on HOST:PORT" when clients can connect, and ends cleanly on SIGTERM or Ctrl-C.
 
   semel broker --port 9092 --data ./semel-data
+  semel broker --ui
   semel broker --listener SASL_PLAINTEXT://127.0.0.1:9093 --users users.txt
 """
 
@@ -35,6 +38,7 @@ class Arguments:
 
     options: BrokerOptions
     metrics_port: int | None
+    ui_port: int | None
     log_level: str
 
 
@@ -61,8 +65,24 @@ def parse_arguments(argv: Sequence[str], *, program: str = "semel broker") -> Ar
         scram_users=users if mechanisms - {"PLAIN"} else {},
     )
     return Arguments(
-        options=options, metrics_port=given.metrics_port, log_level="error" if given.quiet else given.log_level
+        options=options,
+        metrics_port=given.metrics_port,
+        ui_port=_ui_port(given.ui, listeners),
+        log_level="error" if given.quiet else given.log_level,
     )
+
+
+def _ui_port(port: int | None, listeners: Sequence[ListenerSettings]) -> int | None:
+    if port is None:
+        return None
+    if find_spec("starlette") is None or find_spec("uvicorn") is None or find_spec("jinja2") is None:
+        raise ConfigError("The page of --ui is not installed. Install it: pip install 'semel[ui]'")
+    if not any(listener.security_protocol == "PLAINTEXT" for listener in listeners):
+        raise ConfigError(
+            "--ui has no login for this broker, and every listener asks for one or for TLS. Start semel ui by itself, "
+            "with --config FILE."
+        )
+    return port
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
@@ -102,6 +122,14 @@ def _parser(program: str) -> argparse.ArgumentParser:
 
     watching = parser.add_argument_group("watching")
     watching.add_argument("--metrics-port", metavar="PORT", type=_port, help="metrics for Prometheus, on 127.0.0.1")
+    watching.add_argument(
+        "--ui",
+        metavar="PORT",
+        nargs="?",
+        type=_port,
+        const=DEFAULT_UI_PORT,
+        help=f"a page about this broker, on 127.0.0.1 (default port: {DEFAULT_UI_PORT}; needs semel[ui])",
+    )
     watching.add_argument("--log-level", choices=_LOG_LEVELS, default="info", help="what is told on standard error")
     watching.add_argument("--quiet", action="store_true", help="tell errors only")
     return parser

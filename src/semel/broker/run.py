@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
 import sys
 from typing import Final
 
@@ -25,19 +26,21 @@ READY: Final = "semel broker ready on "
 _LOG: Final = logging.getLogger("semel.broker")
 
 
-def run(options: BrokerOptions, *, metrics_port: int | None = None, log_level: str = "info") -> int:
+def run(
+    options: BrokerOptions, *, metrics_port: int | None = None, ui_port: int | None = None, log_level: str = "info"
+) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code of the process."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=log_level.upper())
     try:
         watch = LoopWatch(is_measuring=metrics_port is not None)
         with asyncio.Runner(loop_factory=watch.new_loop) as runner:
-            return runner.run(_serve(options, metrics_port, watch))
+            return runner.run(_serve(options, metrics_port, ui_port, watch))
     except (SemelError, OSError) as error:
         print(f"semel broker cannot start: {error}", file=sys.stderr)
         return 1
 
 
-async def _serve(options: BrokerOptions, metrics_port: int | None, watch: LoopWatch) -> int:
+async def _serve(options: BrokerOptions, metrics_port: int | None, ui_port: int | None, watch: LoopWatch) -> int:
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[int] = loop.create_future()
 
@@ -60,14 +63,22 @@ async def _serve(options: BrokerOptions, metrics_port: int | None, watch: LoopWa
     collections = ShortCollections(broker.clock, broker.metrics.requests.total)
     collections.start()
     metrics: asyncio.Server | None = None
+    page: subprocess.Popen[bytes] | None = None
     try:
         if metrics_port is not None:
             from semel.broker.metrics_page import serve_metrics
 
             metrics = await serve_metrics(broker, metrics_port, watch)
         print(f"{READY}{broker.bootstrap}", flush=True)
+        if ui_port is not None:
+            from semel.broker.page import start_page
+
+            page = start_page(options.listeners, broker.ports(), ui_port)
         return await stopped
     finally:
+        if page is not None:
+            page.terminate()
+            page.wait()
         if metrics is not None:
             metrics.close()
         collections.stop()

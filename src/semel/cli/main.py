@@ -20,6 +20,7 @@ from semel.cli.produce import produce
 from semel.cli.relay import relay
 from semel.cli.tail import tail
 from semel.cli.topics import topics
+from semel.cli.ui import ui
 from semel.cli.verify import verify
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ app.command()(mirror)
 app.command(epilog=EXIT_CODES)(produce)
 app.command()(relay)
 app.command(epilog=EXIT_CODES)(tail)
+app.command(epilog=EXIT_CODES)(ui)
 app.command()(verify)
 app.add_typer(inspect, name="inspect")
 app.add_typer(topics, name="topics")

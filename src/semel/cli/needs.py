@@ -98,6 +98,8 @@ POSTGRES: Final[tuple[Need, ...]] = (
 )
 """The drivers, and a server to measure with."""
 
+UI: Final[tuple[Need, ...]] = (Package("jinja2", "ui"), Package("starlette", "ui"), Package("uvicorn", "ui"))
+
 
 def missing(needs: tuple[Need, ...]) -> str | None:
     """The line of the first need that is not met, or None."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from semel.client.cluster import Cluster, CoordinatorKind
 from semel.client.item_calls import ItemAnswer, Route, call_for_items, coordinator, flat_names, on_every_broker
 from semel.client.leader_calls import PartitionAnswer, by_topic, call_leaders
 from semel.client.ownership import NO_TIMEOUT_MS
 from semel.client.partitions import TopicPartition
-from semel.wire import Api
+from semel.wire import Api, ErrorCode
+
+_DESCRIBED_AT_ONCE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,8 @@ class ListedTransaction:
     transactional_id: str
     producer_id: int
     state: str
+    coordinator: int | None = field(default=None, compare=False)
+    """The broker that has listed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class TransactionAdmin:
                 what=str,
             )
             return (
-                ListedTransaction(state.transactional_id, state.producer_id, state.transaction_state)
+                ListedTransaction(state.transactional_id, state.producer_id, state.transaction_state, route.find_node())
                 for state in answers["transactions"]
             )
 
@@ -109,6 +113,22 @@ class TransactionAdmin:
                 ),
                 what=lambda item: f"transactional.id {item!r}",
             )
+        return described
+
+    def describe_listed(self, listed: Iterable[ListedTransaction]) -> dict[str, TransactionDescription]:
+        """Those of `list_transactions`, hundreds at once. What has expired or moved since is left out."""
+        by_node: dict[int, list[str]] = {}
+        for one in listed:
+            if one.coordinator is not None:
+                by_node.setdefault(one.coordinator, []).append(one.transactional_id)
+        described: dict[str, TransactionDescription] = {}
+        for node, names in by_node.items():
+            for start in range(0, len(names), _DESCRIBED_AT_ONCE):
+                some = names[start : start + _DESCRIBED_AT_ONCE]
+                response = self._cluster.call(node, Api.DESCRIBE_TRANSACTIONS, transactional_ids=some)
+                for state in response.transaction_states:
+                    if state.error_code == ErrorCode.none:
+                        described[state.transactional_id] = _read_transaction(state)
         return described
 
     def describe_producers(self, topic: str, partition: int) -> list[ProducerState]:

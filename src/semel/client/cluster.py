@@ -73,7 +73,8 @@ class Answered:
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
-def _wait_readable(connections: Iterable[Connection], timeout_s: float) -> list[Connection]:
+def wait_readable(connections: Iterable[Connection], timeout_s: float) -> list[Connection]:
+    """Those that have something to read, as soon as there is one; none after `timeout_s`."""
     with _Selector() as selector:
         for connection in connections:
             selector.register(connection, selectors.EVENT_READ, connection)
@@ -110,7 +111,7 @@ class Cluster:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         connect: Connect = connect_tcp,
-        wait_readable: WaitReadable = _wait_readable,
+        wait_readable: WaitReadable = wait_readable,
     ) -> None:
         self.config = config
         self.clock = clock

@@ -54,12 +54,14 @@ class Excerpt:
     is_decided: bool
     """Whether the log was read far enough for "open" to be certain."""
 
-    def records(self, start: int, end: int | None = None) -> Iterator[LoggedRecord]:
+    def records(
+        self, start: int, end: int | None = None, *, unpacked_bytes_max: int = _UNPACKED_BYTES_MAX
+    ) -> Iterator[LoggedRecord]:
         """Those from `start` up to but without `end`. Markers are among the batches, not among these."""
         for shown in self.batches:
             if shown.batch.status == "marker":
                 continue
-            _, records = decode_batch(shown.data, decompressed_bytes_max=_UNPACKED_BYTES_MAX)
+            _, records = decode_batch(shown.data, decompressed_bytes_max=unpacked_bytes_max)
             for record in records:
                 if record.offset >= start and (end is None or record.offset < end):
                     readers = visible_to(shown.batch.status, record.offset, self.last_stable_offset)

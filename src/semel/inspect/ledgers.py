@@ -97,9 +97,17 @@ def _read_partition(reader: LogReader, bytes_max: int) -> list[LedgerEntry]:
 def _decode(value: bytes | None) -> Entry | None:
     """None for a deleted entry and for a record that is none."""
     try:
-        return Entry.decode(value) if value else None
+        entry = Entry.decode(value) if value else None
     except (ValueError, TypeError, AttributeError, json.JSONDecodeError):
         return None
+    return entry if entry is not None and _is_sound(entry) else None
+
+
+def _is_sound(entry: Entry) -> bool:
+    """Any program may write to the topic, so an entry's fields need not be what they should."""
+    numbers = (entry.batch, entry.records, entry.at_ms, entry.producer_id, entry.producer_epoch)
+    texts = (entry.query, entry.pipeline, *(entry.outputs or ()))
+    return all(isinstance(one, int) for one in numbers) and all(isinstance(one, str) for one in texts)
 
 
 def entry_of_producer(entries: list[LedgerEntry], producer_id: int, producer_epoch: int) -> LedgerEntry | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from semel.client.admin import Admin, TransactionDescription
-from semel.client.cluster import Cluster, CoordinatorKind
+from semel.client.admin_transactions import ListedTransaction
+from semel.client.cluster import TRANSPORT_ERRORS, Cluster, CoordinatorKind
 from semel.client.offsets import edge_offsets
 from semel.client.partitions import TopicPartition
 from semel.errors import InvalidState, KafkaError, NotAuthorized
@@ -52,25 +53,38 @@ def known_transactions(
 ) -> list[KnownTransaction]:
     """Those of these ids, or all that coordinators list (in one of `states`)."""
     admin = Admin(cluster)
-    names = list(transactional_ids) or [listed.transactional_id for listed in admin.list_transactions(states=states)]
+    nodes: dict[str, int | None] = {}
+    if transactional_ids:
+        described = admin.describe_transactions(transactional_ids)
+    else:
+        listed = admin.list_transactions(states=states)
+        described = _describe_listed(admin, listed)
+        nodes = {one.transactional_id: one.coordinator for one in listed}
     found: list[KnownTransaction] = []
-    for described in _describe(admin, names, ignore_missing=not transactional_ids).values():
+    for one in described.values():
         age_ms = None
-        if described.start_time_ms is not None and described.state not in ENDED_STATES:
-            age_ms = max(0, int(clock() * 1000) - described.start_time_ms)
-        node = cluster.coordinator(CoordinatorKind.TRANSACTION, described.transactional_id)
-        found.append(KnownTransaction(described, node, age_ms))
+        if one.start_time_ms is not None and one.state not in ENDED_STATES:
+            age_ms = max(0, int(clock() * 1000) - one.start_time_ms)
+        node = nodes.get(one.transactional_id)
+        if node is None:
+            node = cluster.coordinator(CoordinatorKind.TRANSACTION, one.transactional_id)
+        found.append(KnownTransaction(one, node, age_ms))
     return found
 
 
-def _describe(admin: Admin, names: Iterable[str], *, ignore_missing: bool) -> dict[str, TransactionDescription]:
-    found: dict[str, TransactionDescription] = {}
-    for name in names:
-        try:
-            found |= admin.describe_transactions(name)
-        except KafkaError as error:
-            if not ignore_missing or error.code != ErrorCode.transactional_id_not_found:
-                raise  # one that was listed may expire before it is described
+def _describe_listed(admin: Admin, listed: Sequence[ListedTransaction]) -> dict[str, TransactionDescription]:
+    """Many at once, and one by one where that does not tell. One that was listed may expire before it is described."""
+    try:
+        found = admin.describe_listed(listed)
+    except TRANSPORT_ERRORS:
+        found = {}
+    for one in listed:
+        if one.transactional_id not in found:
+            try:
+                found |= admin.describe_transactions(one.transactional_id)
+            except KafkaError as error:
+                if error.code != ErrorCode.transactional_id_not_found:
+                    raise
     return found
 
 
@@ -98,7 +112,7 @@ def open_transactions(cluster: Cluster, partitions: Iterable[tuple[str, int]]) -
 def by_producer(admin: Admin, producer_ids: Collection[int]) -> Mapping[int, TransactionDescription]:
     """What coordinators say of these producer ids, as far as this user may see it."""
     listed = admin.list_transactions(producer_ids=sorted(producer_ids))
-    described = _describe(admin, [one.transactional_id for one in listed], ignore_missing=True)
+    described = _describe_listed(admin, listed)
     # The list is older than the description: a producer id that has been replaced since is told by the list alone.
     ids = {one.transactional_id: one.producer_id for one in listed}
     return {ids[name]: one for name, one in described.items() if one.producer_id == ids[name]}
@@ -183,7 +197,8 @@ def _refusal(found: OpenTransaction) -> str:
     if found.standing == "unknown":
         return (
             f"It cannot be told whether the transaction in {where} hangs: {found.explanation} Nothing was changed. "
-            "Look as a user who may DESCRIBE all transactional ids. If its producer is certainly gone, add --force."
+            "Look as a user who may DESCRIBE all transactional ids. If its producer is certainly gone, end it by force "
+            "(--force)."
         )
     return (
         f"The transaction in {where} does not hang. {found.explanation} Nothing was changed. To abort it here alone "

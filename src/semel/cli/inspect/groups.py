@@ -15,6 +15,7 @@ from semel.errors import KafkaError, SemelError
 from semel.inspect.groups import GroupReport, PartitionLag, group_report
 from semel.inspect.lag import TrueLag
 from semel.inspect.shown import show_text
+from semel.inspect.wording import LAG_TITLES, lag_cells
 from semel.wire import ErrorCode
 
 
@@ -77,10 +78,10 @@ def _lines(reports: Sequence[GroupReport], *, with_partitions: bool) -> list[str
     if not reports:
         return ["There are no groups."]
     rows = [
-        (report.group, report.state, report.members, len(report.partitions), *_numbers(report.total))
+        (report.group, report.state, report.members, len(report.partitions), *lag_cells(report.total))
         for report in reports
     ]
-    titles = ("GROUP", "STATE", "MEMBERS", "PARTITIONS", *_NUMBERS)
+    titles = ("GROUP", "STATE", "MEMBERS", "PARTITIONS", *LAG_TITLES)
     lines = table(titles, rows, right=titles[2:])
     for report in reports:
         if report.is_pending:
@@ -95,17 +96,6 @@ def _lines(reports: Sequence[GroupReport], *, with_partitions: bool) -> list[str
     return lines
 
 
-_NUMBERS = ("LAG", "NAIVE", "WAITING", "OPEN", "ABORTED", "MARKERS")
-
-
-def _numbers(lag: TrueLag | None) -> tuple[object, ...]:
-    if lag is None:
-        return ("-",) * len(_NUMBERS)
-    readable = f"{lag.readable}" if not lag.unread_offsets else f"{lag.readable}..{lag.at_most}"
-    more = "" if lag.is_exact else "+"
-    return (readable, lag.naive, *(f"{count}{more}" for count in (lag.waiting, lag.open, lag.aborted, lag.markers)))
-
-
 def _partition_lines(partitions: Sequence[PartitionLag]) -> list[str]:
     rows = [
         (
@@ -113,12 +103,12 @@ def _partition_lines(partitions: Sequence[PartitionLag]) -> list[str]:
             one.committed,
             one.last_stable_offset if one.last_stable_offset >= 0 else "-",
             one.high_watermark if one.high_watermark >= 0 else "-",
-            *_numbers(one.lag),
+            *lag_cells(one.lag),
             one.member or "-",
         )
         for one in partitions
     ]
-    titles = ("PARTITION", "COMMITTED", "STABLE TO", "END", *_NUMBERS, "MEMBER")
+    titles = ("PARTITION", "COMMITTED", "STABLE TO", "END", *LAG_TITLES, "MEMBER")
     lines = table(titles, rows, right=titles[1:-1])
     for one in partitions:
         place = show_text(f"{one.topic}:{one.partition}", longest=None)

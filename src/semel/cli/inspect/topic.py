@@ -16,6 +16,7 @@ from semel.inspect.excerpts import Excerpt, LoggedRecord, ShownBatch, read_excer
 from semel.inspect.ledgers import DEFAULT_LEDGER
 from semel.inspect.provenance import Provenance, find_provenance
 from semel.inspect.shown import bytes_as_json, show_text, show_time
+from semel.inspect.wording import seen_by, spark_batch_of, transaction_of, writer_of
 from semel.wire import ErrorCode
 
 _CELL_MAX = 40
@@ -217,12 +218,6 @@ def _record_value(one: LoggedRecord) -> dict[str, Any]:
 
 # -- one record ----------------------------------------------------------------------------------------------------
 
-_SEEN_BY = {
-    "everyone": "every reader",
-    "read_uncommitted": "only readers with isolation.level=read_uncommitted",
-    "nobody": "no reader: it is a transaction marker",
-}
-
 
 def _explain(cluster: Cluster, named: TopicPartition, offset: int, ledger: str) -> Shown:
     [first] = edge_offsets(cluster, [named], "earliest").values()
@@ -274,38 +269,11 @@ def _explanation(named: TopicPartition, found: Excerpt, one: LoggedRecord, origi
         ("key", show_text(one.record.key)),
         ("value", show_text(one.record.value)),
         *(("header", f"{show_text(name)} = {show_text(value)}") for name, value in one.record.headers),
-        ("written by", _writer(one, origin)),
-        ("transaction", _transaction(one, found)),
-        ("seen by", _seen(one, found)),
+        ("written by", writer_of(one, origin)),
+        ("transaction", transaction_of(one, found)),
+        ("seen by", seen_by(one, found)),
     ]
-    if origin.spark is not None:
-        entry = origin.spark
-        what = (
-            f"job {entry.job}" if entry.job is not None else f"batch {entry.entry.batch} of query {entry.entry.query}"
-        )
-        rows.append(("spark", show_text(f"pipeline {entry.pipeline}, {what}", longest=None)))
+    if (spark := spark_batch_of(origin)) is not None:
+        rows.append(("spark", spark))
     rows += [("not known", show_text(sentence, longest=500)) for sentence in origin.left_out]
     return [f"{bold(f'{title:12}')}{text}" for title, text in rows]
-
-
-def _writer(one: LoggedRecord, origin: Provenance) -> str:
-    if one.batch.producer_id < 0:
-        return "a producer without idempotence, which leaves no trace"
-    name = "" if origin.transactional_id is None else f", transactional.id {show_text(origin.transactional_id)}"
-    return f"producer {one.batch.producer_id}, epoch {one.batch.producer_epoch}{name}"
-
-
-def _transaction(one: LoggedRecord, found: Excerpt) -> str:
-    if not one.batch.is_transactional:
-        return "none"
-    if one.batch.status == "open":
-        return "open" if found.is_decided else "open, or its end was not read"
-    where = "" if one.ended_by is None else f" by the marker at offset {one.ended_by.offset}"
-    return f"{one.batch.status}{where}"
-
-
-def _seen(one: LoggedRecord, found: Excerpt) -> str:
-    said = _SEEN_BY[one.visible_to]
-    if one.visible_to == "read_uncommitted" and one.batch.status in ("plain", "committed"):
-        return f"{said}, until the last stable offset ({found.last_stable_offset}) has passed it"
-    return said
