@@ -23,13 +23,13 @@ from semel.spark.once import Encoded, OneTransaction, check_stored
 from semel.spark.options import SinkOptions
 from semel.spark.outputs import check_same_kind, name_output
 from semel.spark.owner import PipelineOwner
-from semel.spark.pipeline import Pipeline
+from semel.spark.pipeline import KafkaPipeline
 from semel.spark.progress import BatchProgress, log_progress
 from semel.spark.python_files import PythonFiles
 from semel.spark.replays import Question
 from semel.spark.run_notes import RunNote
 
-_pipelines: Final[dict[tuple[str, str], tuple[str | None, Pipeline]]] = {}
+_pipelines: Final[dict[tuple[str, str], tuple[str | None, KafkaPipeline]]] = {}
 """The pipelines that this process has committed for, by name and brokers, and the run of the query each belongs to."""
 
 
@@ -59,14 +59,14 @@ def commit_batch(options: SinkOptions, blobs: Sequence[Any], run: str | None, ba
     return progress
 
 
-def _pipeline_of(options: SinkOptions, bootstrap: str, run: str | None) -> Pipeline:
+def _pipeline_of(options: SinkOptions, bootstrap: str, run: str | None) -> KafkaPipeline:
     key = (options.name, bootstrap)
     if key in _pipelines:
         known_run, known = _pipelines[key]
         if known_run == run and known.options == options:
             return known
         known.close()
-    _pipelines[key] = (run, Pipeline(options))
+    _pipelines[key] = (run, KafkaPipeline(options))
     return _pipelines[key][1]
 
 

@@ -44,7 +44,7 @@ class Outputs(Protocol):
         ...
 
 
-class Pipeline:
+class KafkaPipeline:
     """The transactions of one pipeline, and what its ledger says of them. One thread uses it at a time."""
 
     def __init__(self, options: SinkOptions) -> None:

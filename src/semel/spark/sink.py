@@ -23,7 +23,7 @@ from semel.spark.once import OneWrite
 from semel.spark.options import DEFAULT_LEDGER, Resume, SinkOptions, make_options
 from semel.spark.outputs import Output, combine, name_output, named_topics
 from semel.spark.owner import PipelineOwner
-from semel.spark.pipeline import Pipeline
+from semel.spark.pipeline import KafkaPipeline
 from semel.spark.progress import BatchProgress, report_times
 from semel.spark.replays import Question
 from semel.spark.rows import PlainRows, Rows
@@ -97,7 +97,7 @@ class KafkaSink:
         self.recent: deque[BatchProgress] = deque(maxlen=_REMEMBERED)
         """The last hundred micro-batches that this object has seen."""
         self._calls = Calls(self.options.name, "KafkaSink", self.options.settings["bootstrap.servers"])
-        self._pipeline = Pipeline(self.options)
+        self._pipeline = KafkaPipeline(self.options)
 
     def __getstate__(self) -> dict[str, Any]:
         # Spark Connect runs it in another process: only what the user has said goes there.
