@@ -14,6 +14,8 @@ from semel.client.cluster import Cluster
 from semel.client.dead_letters import DEAD_LETTER_MAX
 from semel.client.settings import parse_config
 from semel.errors import ConfigError, InvalidState, KafkaError, NotAuthorized
+from semel.metrics.parts import SINK
+from semel.observe import Pipeline
 from semel.spark.calls import Calls
 from semel.spark.checkpoint import Home, read_home
 from semel.spark.columns import record_columns
@@ -25,7 +27,7 @@ from semel.spark.once import OneWrite
 from semel.spark.options import DEFAULT_LEDGER, Resume, make_options
 from semel.spark.outputs import Output, check_same_kind, combine, name_output, named_topics
 from semel.spark.owner import PipelineOwner, check_writable, fenced
-from semel.spark.progress import BatchProgress, log_progress, report_times
+from semel.spark.progress import BatchProgress, report_skipped, report_times
 from semel.spark.replays import Question, Written, decide
 from semel.spark.rows import PlainRows, Rows
 from semel.wire import ErrorCode
@@ -178,7 +180,8 @@ class KafkaSink:
                     raise
                 self._own_again(asked)
                 progress = self._write_or_skip(asked, outputs)
-        except BaseException:
+        except BaseException as error:
+            Pipeline(SINK, self.options.name).failed(error)
             self.close()  # the next call owns the pipeline again, and reads the ledger
             raise
         self._calls.finish(batch_input, batch_id)
@@ -199,7 +202,7 @@ class KafkaSink:
         missing = [output for output in outputs if not written.has(output.name)]
         if not missing:
             progress = BatchProgress(self.options.name, asked.batch, skipped=True)
-            log_progress(progress)
+            report_skipped(progress)
             return progress
         if self.options.resume != "checkpoint":
             check_same_kind(self.options.name, written.outputs, missing)

@@ -55,6 +55,10 @@ class Publisher:
             raise
 
     @property
+    def transactional_id(self) -> str:
+        return progress_key(self._name)
+
+    @property
     def cluster(self) -> Cluster:
         return self._producer.cluster
 

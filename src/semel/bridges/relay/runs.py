@@ -36,6 +36,9 @@ from semel.errors import (
     TransactionAborted,
     UnknownTopic,
 )
+from semel.metrics.parts import RELAY, RELAY_RETRIES
+from semel.observe import Pipeline
+from semel.session.trace_headers import with_context
 from semel.spark.bad_rows import BadRow
 from semel.wire import ErrorCode
 
@@ -89,8 +92,17 @@ class RelayRun:
         self._rules: dict[str, TopicRules] = {}
         self._rules_until = 0.0
         self._published_at = time.monotonic()
+        self._pipeline = Pipeline(RELAY, options.name)
 
     def go(self, idle_ms: float | None, on_ready: Callable[[], None] | None = None) -> None:
+        """Relay until it is stopped, or nothing has come for `idle_ms`."""
+        try:
+            self._go(idle_ms, on_ready)
+        except Exception as error:
+            self._pipeline.failed(error)
+            raise
+
+    def _go(self, idle_ms: float | None, on_ready: Callable[[], None] | None) -> None:
         with ExitStack() as stack:
             stack.callback(self._source.close)
             if self._until_the_database_answers(self._look_before) is None:
@@ -110,6 +122,7 @@ class RelayRun:
                 action()
             except DatabaseError as error:
                 self._source.close()
+                RELAY_RETRIES.add(self._options.name, "database")
                 self._database_retries.failed(error)
             else:
                 self._database_retries.succeeded()
@@ -180,10 +193,12 @@ class RelayRun:
             except DatabaseError as error:
                 self._source.close()
                 must_prepare = True
+                RELAY_RETRIES.add(self._options.name, "database")
                 self._database_retries.failed(error)
                 continue
             except _PASSING as error:
                 must_recover = True
+                RELAY_RETRIES.add(self._options.name, "kafka")
                 self._broker_retries.wait_after(error)
                 continue
             self._database_retries.succeeded()
@@ -221,6 +236,7 @@ class RelayRun:
 
     def _step(self, publisher: Publisher) -> bool:
         """Relay the next rows. True if there were none."""
+        self._pipeline.looked()
         portion = self._source.next(self._position, self._options.rows_max)
         if portion.is_idle or not portion.rows.num_rows:
             self._position = portion.end  # no row lies between, so it need not be written
@@ -273,7 +289,11 @@ class RelayRun:
         done = count + (0 if self._progress is None else self._progress.rows)
         progress = RelayProgress(self._identity, position, done)
         letter_topic = None if self._letters is None else self._letters.topic
-        self._progress = publisher.publish(routed.without_bad(), letters, letter_topic, progress)
+        with self._pipeline.begin(transactional_id=publisher.transactional_id) as work:
+            records = with_context(routed.without_bad())
+            self._progress = publisher.publish(records, letters, letter_topic, progress)
+            work.note(producer_id=self._progress.producer_id)
+            work.committed(count, dead_letters=len(letters))
         self._published_at = time.monotonic()
         self.report.rows += count
         self.report.transactions += 1
