@@ -97,6 +97,8 @@ class Work:
     def note(self, **facts: object) -> None:
         """What has become known of it, such as the producer's id and epoch."""
         self._facts |= facts
+        if logs.current_fields().get("pipeline") == self._pipeline.name:
+            logs.set_fields({**logs.current_fields(), **facts})
         traces.add_attributes(self.span, self._as_attributes(facts))
 
     @staticmethod
