@@ -13,6 +13,7 @@ from semel.cli.demo import demo
 from semel.cli.doctor import doctor
 from semel.cli.guarantees import guarantees
 from semel.cli.inspect import inspect
+from semel.cli.metrics import metrics
 from semel.cli.output import EXIT_CODES
 from semel.cli.produce import produce
 from semel.cli.relay import relay
@@ -35,6 +36,7 @@ app.command()(relay)
 app.command(epilog=EXIT_CODES)(tail)
 app.command()(verify)
 app.add_typer(inspect, name="inspect")
+app.add_typer(metrics, name="metrics")
 app.add_typer(topics, name="topics")
 
 
