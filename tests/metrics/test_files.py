@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import promql_parser
@@ -18,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import semel
 from semel.broker.loop_watch import LoopWatch
 from semel.broker.metrics_page import serve_metrics
+from semel.metrics.parts import REGISTRY
 from semel.testing.embedded import EmbeddedBroker
 
 FILES = files("semel.metrics").joinpath("files")
@@ -46,7 +48,7 @@ def labels_by_name() -> dict[str, set[str]]:
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
         for suffix in suffixes:
             found[family.name + suffix] = {label for sample in family.samples for label in sample.labels}
-    for metric in semel.metrics.REGISTRY.families():
+    for metric in REGISTRY.families():
         for name in [name for name in found if name.startswith(f"semel_{metric.name}")]:
             found[name] |= {*metric.labels, "le"}
     return found
@@ -113,6 +115,15 @@ def test_the_command_prints_the_file(command: str, text: str) -> None:
     """As it is in the package."""
     done = subprocess.run([*SEMEL, command], capture_output=True, text=True, check=True)
     assert done.stdout == FILES.joinpath(text).read_text()
+
+
+def test_the_page_of_the_docs_describes_every_metric_and_alert() -> None:
+    """docs/watching.md names each; those that the parts have in common by the sink's."""
+    page = Path(__file__).parents[2].joinpath("docs", "watching.md").read_text()
+    described = set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
+    assert {rule["alert"] for rule in RULES} <= described
+    for name in re.findall(r"^# TYPE (semel_\w+) ", semel.metrics.text(), re.MULTILINE):
+        assert {name, re.sub("^semel_(session|relay)_", "semel_sink_", name)} & described, name
 
 
 def test_the_list_names_what_the_page_has() -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanContext
 from prometheus_client.parser import text_string_to_metric_families
 
 import semel
@@ -35,6 +36,11 @@ class Spans:
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
+
+
+def context_of(span: ReadableSpan) -> SpanContext:
+    assert span.context is not None
+    return span.context
 
 
 @contextmanager
