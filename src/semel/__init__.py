@@ -5,6 +5,7 @@ The names below are the public face; they are loaded when first used, so that `i
 
 from __future__ import annotations
 
+import os as _os
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,9 @@ from semel.spark.driver_python import choose_when_spark_starts as _choose_when_s
 
 if TYPE_CHECKING:
     from semel import advise as advise
+    from semel import logs as logs
+    from semel import metrics as metrics
+    from semel import traces as traces
     from semel.bridges import effects as effects
     from semel.bridges.both.both import both, recover_both
     from semel.bridges.both.table_sql import both_table_sql
@@ -191,27 +195,35 @@ _LOADED_ON_USE = {
     "effects": "bridges.effects",  # the module itself
     "is_group_mirrored": "bridges.mirror.groups",
     "mirror": "bridges.mirror.mirror",
+    "logs": "logs",  # the module itself
+    "metrics": "metrics",  # the module itself
     "outbox_table_sql": "bridges.relay.table_sql",
     "recover_both": "bridges.both.both",
     "relay": "bridges.relay.relay",
     "run": "session.runner",
+    "traces": "traces",  # the module itself
     "wait_until_written": "bridges.read_your_writes",
     "write_batch": "spark.batch",
     "write_stream": "spark.stream",
 }
+
+_MODULES = ("advise", "effects", "logs", "metrics", "traces")
 
 
 def __getattr__(name: str) -> object:
     module = _LOADED_ON_USE.get(name, "errors" if name in __all__ else None)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_import_module(f"{__name__}.{module}"), name)
+    found = _import_module(f"{__name__}.{module}")
+    value = found if module == name else getattr(found, name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, "advise", "effects", *(name for name in globals() if name.startswith("__"))})
+    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})
 
 
 _choose_when_spark_starts()
+if _os.environ.get("SEMEL_LOG"):
+    _import_module("semel.logs").set_up_if_asked()

@@ -49,6 +49,14 @@ SETTINGS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         },
     ),
     "checkpoint-in-temporary-folder": ({"checkpointLocation": "/tmp/orders"}, {"checkpointLocation": "/tmpfs/orders"}),
+    "position-in-memory": (
+        {"offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore"},
+        {"offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore"},
+    ),
+    "internal-topic-not-replicated": (
+        {"bootstrap.servers": "a:9092,b:9092", "offset.storage.replication.factor": 1},
+        {"bootstrap.servers": "a:9092", "offset.storage.replication.factor": 1},
+    ),
     "data-loss-accepted": ({"failOnDataLoss": "false"}, {"failOnDataLoss": "true"}),
 }
 

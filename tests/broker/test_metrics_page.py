@@ -13,9 +13,10 @@ from kio.schema.errors import ErrorCode
 from prometheus_client.parser import text_string_to_metric_families
 
 import semel
-from semel.broker.metrics_page import Family, Kind, serve_metrics, write_page
+from semel.broker.metrics_page import serve_metrics, write_page
 from semel.broker.pacing import finish_now
 from semel.errors import ConfigError
+from semel.metrics.families import Family, Kind
 from semel.records.reference import Record, encode_batch
 from semel.testing.embedded import EmbeddedBroker
 from semel.testing.exchange import exchange

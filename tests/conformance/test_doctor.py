@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import confluent_kafka
 import pytest
 from targets import KafkaUnderTest, NewTopic, Target
@@ -10,6 +12,9 @@ import semel
 from semel.advise.cluster_check import check_cluster
 from semel.advise.cluster_facts import collect_facts
 from semel.advise.examine import examine_cluster
+from semel.client.cluster import Cluster
+from semel.client.settings import parse_config
+from semel.inspect.pipelines import find_pipeline
 from semel.testing.apache_kafka import ApacheKafka
 
 
@@ -93,3 +98,24 @@ def test_replication_is_judged_in_a_cluster_of_three(kafka_cluster: ApacheKafka,
     ]:
         config = {"min.insync.replicas": insync, "unclean.leader.election.enable": unclean}
         assert rules_of(bootstrap, new_topic(replication=replication, config=config)) == [rule]
+
+
+def test_a_running_pipeline_is_found_by_its_name(kafka: KafkaUnderTest, target: Target, new_topic: NewTopic) -> None:
+    """A session's group, topics and id, with how long its transaction was open; what a broker cannot tell is noted."""
+    topic, name = new_topic(), f"pipeline-{new_topic()}"
+    bootstrap = {"bootstrap.servers": kafka.bootstrap}
+    with semel.Producer({**bootstrap, "transactional.id": f"{name}-0"}) as producer, producer.transaction():
+        producer.send(topic, b"row")
+        producer.send_offsets({semel.TopicPartition(topic, 0): 0}, name)
+    with Cluster(parse_config(bootstrap).client) as cluster:
+        deadline = time.monotonic() + 30
+        while not (found := find_pipeline(cluster, name)).topics and time.monotonic() < deadline:
+            time.sleep(0.1)  # before Kafka 4.0 the markers of positions come after the answer to the commit
+    assert (found.group, found.topics) == (name, [topic])
+    if target.has_transaction_admin:
+        assert found.not_seen == []
+        (one,) = found.ids
+        assert (one.transactional_id, len(one.open_ms)) == (f"{name}-0", 1)
+        assert one.open_ms[0] < 30_000
+    else:
+        assert [line.partition(":")[0] for line in found.not_seen] == ["transactional ids"]

@@ -33,6 +33,7 @@ EXTRAS_OF_PAGES = {
     "docs/session.md": "postgres",
     "docs/spark.md": "spark",
     "docs/spark-source.md": "spark",
+    "docs/watching.md": "otel",
 }
 """All other pages need Semel alone."""
 WITH_PYTHON = [page for page in PAGES if any(one.page == page and not one.is_test for one in all_examples("python"))]
@@ -180,6 +181,10 @@ def test_the_commands_of_a_page_run(example: Example, installer: Installer, tmp_
             continue  # so does tests/bridges/capture/test_capture_guide.py
         elif words[:2] in (["semel", "advise"], ["semel", "doctor"]):
             run_advice(environment, words)
+        elif words[:2] == ["semel", "metrics"]:
+            done = environment.run("semel", *words[1:], variables=WIDE)
+            assert done.returncode == 0, done.stderr
+            assert "semel_sink_" in done.stdout
         elif words[0] == "semel":
             arguments = words[1:]
             if words[1] in ("verify", "guarantees"):
@@ -329,7 +334,7 @@ IMPORT_ALL = """
 import importlib, pkgutil, warnings
 warnings.simplefilter("error")
 import semel
-optional = {"aiokafka", "confluent_kafka", "cryptography", "kafka", "psycopg", "pyspark", "pytest"}
+optional = {"aiokafka", "confluent_kafka", "cryptography", "kafka", "opentelemetry", "psycopg", "pyspark", "pytest"}
 for module in pkgutil.walk_packages(semel.__path__, "semel."):
     try:
         importlib.import_module(module.name)
@@ -375,5 +380,7 @@ def test_the_wheel_holds_what_it_needs_and_no_tests(installer: Installer) -> Non
         "semel/py.typed",
         "pyspark_semel.py",
         "semel/bench/java/OneRecordTransactions.java",
+        "semel/metrics/files/alerts.yml",
+        "semel/metrics/files/dashboard.json",
     } <= names
     assert not {name for name in names if name.startswith(("tests", SETUPS.parent.name))}

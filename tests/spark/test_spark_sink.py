@@ -5,6 +5,8 @@ On transaction protocol 2; `test_sink_stages.py` has the stages, and `test_spark
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import pickle
 import subprocess
@@ -155,6 +157,20 @@ def test_a_stream_is_written_once_and_a_replay_writes_nothing(
     assert values(bootstrap, topic) == expected(0, 120)
 
 
+class _ListExporter:
+    """Keeps the spans that have ended."""
+
+    def __init__(self, spans: list[Any]) -> None:
+        self._spans = spans
+
+    def export(self, spans: Any) -> int:
+        self._spans += spans
+        return 0
+
+    def shutdown(self) -> None:
+        """There is nothing to close."""
+
+
 class _Listener(StreamingQueryListener):
     """Spark's own, as a user writes it."""
 
@@ -197,6 +213,44 @@ def test_a_listener_of_sparks_sees_what_each_batch_was_and_took(
     assert listener.observed == [{name: getattr(batch, name) for name in names} for batch in seen]
     assert len(seen) == 2
     assert all(batch.encode_ms > 0 and batch.records == 40 and batch.bytes > 200 for batch in seen)
+
+
+def test_batches_are_counted_logged_and_traced(spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path) -> None:
+    """J3: two micro-batches and a job that is skipped the second time, each with its ids in log and span."""
+    sdk = pytest.importorskip("opentelemetry.sdk.trace")
+    export = pytest.importorskip("opentelemetry.sdk.trace.export")
+    exported, lines = [], io.StringIO()
+    provider = sdk.TracerProvider()
+    provider.add_span_processor(export.SimpleSpanProcessor(_ListExporter(exported)))
+    fill(spark, tmp_path / "in", 2)
+    semel.traces.on(provider)
+    semel.logs.json(stream=lines)
+    try:
+        write_whole_stream(spark, bootstrap, topic, tmp_path)
+        for _ in range(2):
+            semel.write_batch(numbers(spark, 0, 30), name=topic, job_id="1", bootstrap=bootstrap, topic=topic)
+    finally:
+        semel.logs.off()
+        semel.traces.off()
+    page = semel.metrics.text()
+    for sample in (
+        f'semel_sink_transactions_total{{outcome="committed",pipeline="{topic}"}} 3.0',
+        f'semel_sink_transactions_total{{outcome="skipped",pipeline="{topic}"}} 1.0',
+        f'semel_sink_records_total{{pipeline="{topic}"}} 110.0',
+        f'semel_sink_batch_id{{pipeline="{topic}"}} 1.0',
+        f'semel_sink_preparing_seconds_count{{pipeline="{topic}"}} 3.0',
+    ):
+        assert sample in page
+    found = [line for line in map(json.loads, lines.getvalue().splitlines()) if line["message"] == "batch committed"]
+    assert [(line["pipeline"], line["batch_id"], line["job_id"]) for line in found] == [
+        (topic, 0, None),
+        (topic, 1, None),
+        (topic, None, "1"),
+    ]
+    spans = [dict(span.attributes) for span in exported]
+    assert [span["semel.transactional_id"] for span in spans] == [topic, topic, f"{topic}/1"]
+    assert [span["semel.outcome"] for span in spans] == ["committed"] * 3
+    assert [line["producer_epoch"] for line in found] == [span["semel.producer_epoch"] for span in spans]
 
 
 def test_rows_of_a_micro_batch_are_not_measured_one_by_one_and_those_of_other_functions_are(

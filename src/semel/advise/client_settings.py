@@ -21,7 +21,7 @@ _SAME: Final[Mapping[str, str]] = {
 """Other clients' spellings."""
 _PREFIX: Final = re.compile(
     r"(?:spring\.kafka\.(?:(producer|consumer)\.)?(?:properties\.)?"
-    r"|(producer|consumer)\.(?:override\.)?"
+    r"|(?:debezium\.sink\.kafka\.)?(producer|consumer)\.(?:override\.)?"
     r"|spring\.cloud\.stream\.kafka\.binder\.(?:transaction\.)?(?:(producer|consumer)[.-])?(?:configuration\.|properties\.)?"
     r"|kafka\.)"
 )
@@ -49,6 +49,12 @@ class ClientSettings:
     def place(self, name: str) -> str:
         """Where this setting was written."""
         return f"{self.where}:{self.lines[name]}" if name in self.lines else self.where
+
+    @property
+    def names_several_brokers(self) -> bool:
+        """Whether one of the clusters that are named has several addresses."""
+        named = (value for name, value in self.values.items() if f".{name}".endswith(".bootstrap.servers"))
+        return any("," in value.strip(" ,") for value in named)
 
     @property
     def transactional_id(self) -> str | None:

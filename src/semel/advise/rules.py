@@ -85,6 +85,15 @@ _TABLE: Final = (
         "Lower transaction.timeout.ms, or raise transaction.max.timeout.ms on every broker.",
     ),
     Rule(
+        "transaction-timeout-too-short",
+        "warning",
+        _CLUSTER,
+        "Recent transactions took more than two thirds of `transaction.timeout.ms`",
+        "A slightly slower one is aborted by its coordinator, and so is its repeat, which is no shorter: the pipeline "
+        "stands still. Looked at for `--pipeline`.",
+        "Raise transaction.timeout.ms to three times of what they take, or make them smaller.",
+    ),
+    Rule(
         "heartbeat-too-slow",
         "warning",
         _SETTINGS,
@@ -205,11 +214,20 @@ _TABLE: Final = (
         "After such a pause the group has no position: everything is read again, or what came meanwhile is skipped.",
         "Raise offsets.retention.minutes on every broker above the longest pause.",
     ),
+    Rule(
+        "position-in-memory",
+        "error",
+        ("settings",),
+        "A source connector keeps its position in memory",
+        "After each restart it begins again: all rows are sent once more, and what changed or was deleted meanwhile "
+        "may be missing.",
+        "Keep offsets in Kafka (KafkaOffsetBackingStore) or in a file that survives (FileOffsetBackingStore).",
+    ),
     # -- topics and brokers ----------------------------------------------------------------------------------------
     Rule(
         "internal-topic-not-replicated",
         "error",
-        _CLUSTER,
+        ("settings", "cluster"),
         "A topic that exactly-once leans on has one replica",
         "If the broker that has it fails, transactions, offsets or the ledger are lost with it: batches repeat, or "
         "positions are gone.",

@@ -16,6 +16,14 @@ _HEARTBEAT_MS: Final = 3_000
 _IN_FLIGHT_MAX: Final = 5
 _CHANGING: Final = re.compile(r"\$\{random|\$\{?RANDOM\b|uuidgen|\$\{?(?:pid|PID)\b|\$\$|\{uuid|%\{uuid", re.IGNORECASE)
 """Placeholders that are another text at each start: Spring's, a shell's."""
+_COPIES: Final = (
+    "transaction.state.log.replication.factor",
+    "offsets.topic.replication.factor",
+    "offset.storage.replication.factor",
+    "offset.syncs.topic.replication.factor",
+    "checkpoints.topic.replication.factor",
+)
+"""Of brokers, Kafka Connect and MirrorMaker: the topics that positions and transactions are kept in."""
 _NO_ATOMIC_RENAME: Final = ("s3", "s3a", "s3n", "gs", "oss", "cosn", "obs")
 _MANAGER: Final = "spark.sql.streaming.checkpointfilemanagerclass"
 
@@ -26,6 +34,7 @@ def check_settings(settings: ClientSettings, *, transaction_timeout_ms_max: int 
     yield from _check_transactions(settings)
     yield from _check_timeouts(settings)
     yield from _check_spark(settings)
+    yield from _check_positions(settings)
     timeout = settings.whole("transaction.timeout.ms")
     if transaction_timeout_ms_max is not None and timeout is not None and timeout > transaction_timeout_ms_max:
         yield finding(
@@ -143,6 +152,17 @@ def _check_timeouts(settings: ClientSettings) -> Iterator[Finding]:
                 f"transaction.timeout.ms={timeout} with session.timeout.ms={limit}",
                 f"transaction.timeout.ms={limit * 2 // 3}",
             )
+
+
+def _check_positions(settings: ClientSettings) -> Iterator[Finding]:
+    """Where connectors, mirrors and brokers keep positions. One copy is all there can be on one broker."""
+    for name, value in settings.values.items():
+        if name.endswith("offset.storage") and value.endswith("MemoryOffsetBackingStore"):
+            yield finding("position-in-memory", settings.place(name), f"{name}={value}")
+    if settings.names_several_brokers:
+        for name in _COPIES:
+            if settings.whole(name) == 1:
+                yield finding("internal-topic-not-replicated", settings.place(name), f"{name}=1", f"{name}=3")
 
 
 def _check_spark(settings: ClientSettings) -> Iterator[Finding]:

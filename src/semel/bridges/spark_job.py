@@ -12,10 +12,12 @@ from semel.bridges.spark_sink import check_known, check_name
 from semel.bridges.spark_tables import TableWriters, make_output
 from semel.bridges.targets import DatabaseTarget
 from semel.errors import ConfigError
+from semel.metrics.parts import SINK
+from semel.observe import Pipeline
 from semel.spark.batch import check_same_plan, remember_plan
 from semel.spark.failpoints import reach
 from semel.spark.ledger import Entry
-from semel.spark.progress import BatchProgress, log_progress
+from semel.spark.progress import BatchProgress, report_skipped
 from semel.spark.replays import NOTHING, Written
 
 if TYPE_CHECKING:
@@ -31,7 +33,11 @@ def write_batch_into(target: DatabaseTarget, df: DataFrame, *, name: str, job_id
     if df.isStreaming:
         raise ConfigError("This DataFrame streams; nothing was written. Use semel.write_stream for it.")
     with target.open() as database:
-        progress = _write_or_skip(target, database, df, name, job_id)
+        try:
+            progress = _write_or_skip(target, database, df, name, job_id)
+        except Exception as error:
+            Pipeline(SINK, name).failed(error)
+            raise
     remember_plan(name, job_id, target.options.rule.table, df)
     return progress
 
@@ -48,7 +54,7 @@ def _write_or_skip(target: DatabaseTarget, database: Database, df: DataFrame, na
         progress = BatchProgress(
             name, job_id=job_id, records=0 if committed is None else committed.records, skipped=True
         )
-        log_progress(progress)
+        report_skipped(progress)
         return progress
     output.check_at_start(database)
     retries = Retrying(target.retry_s)

@@ -39,9 +39,11 @@ from semel.bridges.spark_staging import PART_DDL, StageRows, StagingTerms
 from semel.bridges.spark_tables import TableOutput
 from semel.bridges.table_writer import WriteCounts
 from semel.errors import DatabaseError, ValueDoesNotFit
+from semel.metrics.parts import SINK
+from semel.observe import Pipeline, Work
 from semel.spark.failpoints import reach
 from semel.spark.ledger import Entry
-from semel.spark.progress import BatchProgress, log_event, log_progress
+from semel.spark.progress import BatchProgress, log_event, report_committed
 from semel.spark.replays import Written
 from semel.spark.short_rows import collect_mapped
 from semel.spark.spool import batch_folder
@@ -111,6 +113,14 @@ class OneMerge:
 
     def run(self) -> BatchProgress:
         """Stage, merge and commit; again after a lost connection or a conflict."""
+        progress = self.progress
+        pipeline = Pipeline(SINK, self.owner.pipeline)
+        with pipeline.begin(batch_id=progress.batch_id, job_id=progress.job_id, run=self.owner.epoch) as work:
+            done = self._run(work)
+            report_committed(done, work)
+            return done
+
+    def _run(self, work: Work) -> BatchProgress:
         retries = self.retries.begin()
         started, attempt = time.monotonic(), 0
         may_load, done = True, None
@@ -137,13 +147,13 @@ class OneMerge:
                         staged = []
                         error = DatabaseError(str(error), sqlstate=error.sqlstate, is_transient=True)
                     self.retries.wait(retries, error)
+                    work.failed_once(error)
         ended = time.monotonic()
         retries.succeeded()
         self._drop_staged(staged)
         staging_ms = int((ended - started) * 1000) - done.open_ms
         progress = replace(done, encode_ms=staging_ms, attempts=attempt)
         self._warn_if_large(progress)
-        log_progress(progress)
         return progress
 
     # -- stage 1 -----------------------------------------------------------------------------------------------------

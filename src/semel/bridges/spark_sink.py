@@ -20,6 +20,8 @@ from semel.bridges.spark_tables import TableOutput, TableWriters, check_same_tab
 from semel.bridges.targets import DatabaseTarget
 from semel.client.settings import parse_config
 from semel.errors import ConfigError, InvalidState
+from semel.metrics.parts import SINK
+from semel.observe import Pipeline
 from semel.spark.calls import Calls
 from semel.spark.checkpoint import CheckpointFiles, HadoopFiles, read_home
 from semel.spark.failpoints import reach
@@ -27,7 +29,7 @@ from semel.spark.input_offsets import read_input, read_query_id, running_query
 from semel.spark.lag import BOOTSTRAP, kafka_sources
 from semel.spark.ledger import Entry
 from semel.spark.options import Resume
-from semel.spark.progress import BatchProgress, log_progress, report_times
+from semel.spark.progress import BatchProgress, report_skipped, report_times
 from semel.spark.replays import Question, checkpoint_is_new, decide
 from semel.spark.rows import PlainRows
 from semel.spark.sink import is_stateful
@@ -181,9 +183,11 @@ class DatabaseSink:
         try:
             progress = self._write_or_skip(asked, outputs)
         except ConfigError as error:
+            Pipeline(SINK, self.name).failed(error)
             self.close()
             raise error.with_traceback(None) from None  # Spark shows the whole trace above the sentence
-        except BaseException:
+        except BaseException as error:
+            Pipeline(SINK, self.name).failed(error)
             self.close()  # the next call owns the pipeline again, and reads the ledger
             raise
         self._calls.finish(batch_input, batch_id)
@@ -209,7 +213,7 @@ class DatabaseSink:
         missing = [output for output in outputs if not written.has(output.name)]
         if not missing:
             progress = BatchProgress(self.name, asked.batch, skipped=True)
-            log_progress(progress)
+            report_skipped(progress)
             return progress
         entry = Entry(
             query=asked.input.query,

@@ -7,18 +7,18 @@ partitions take long to read and to write down, so others have their turns in be
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from semel.broker.loop_watch import BOUNDS_S, LoopWatch, TurnTimes
 from semel.broker.pacing import ENTRIES_AT_ONCE, Pace, Slices, finish
 from semel.broker.sockets import cannot_listen
 from semel.core.transaction_metadata import AT_REST
+from semel.metrics.families import Family, Kind, write_families, write_sample
 
 if TYPE_CHECKING:
     from semel.broker.state import Broker
@@ -51,24 +51,6 @@ _COUNTS: Final[Mapping[str, str]] = {
     "storage_errors": "Operations that the disk refused.",
     "unexpected_errors": "Failures of the broker itself. Please report them.",
 }
-
-
-class Kind(enum.Enum):
-    COUNTER = enum.auto()
-    GAUGE = enum.auto()
-    HISTOGRAM = enum.auto()
-
-
-@dataclass(frozen=True)
-class Family:
-    """One metric: its values by the values of its labels. A histogram's are counts by upper bound, and its sum."""
-
-    kind: Kind
-    name: str
-    help_text: str
-    values: Mapping[tuple[str, ...], float]
-    labels: Sequence[str] = ()
-    total: float = 0.0
 
 
 def read_numbers(broker: Broker, watch: LoopWatch | None = None) -> Slices[list[Family]]:
@@ -165,24 +147,22 @@ def _turns(name: str, help_text: str, times: TurnTimes) -> list[Family]:
     counts = {(bound,): float(count) for bound, count in zip(bounds, accumulate(times.counts), strict=True)}
     longest_help = "The longest of them since the metrics were last read."
     return [
-        Family(Kind.HISTOGRAM, name, help_text, counts, total=times.total_s),
+        Family(Kind.HISTOGRAM, name, help_text, counts, totals={(): times.total_s}),
         _gauge(f"{name}_max", longest_help, times.take_longest_s()),
     ]
 
 
 def write_page(families: Sequence[Family]) -> Slices[bytes]:
     """The page in Prometheus's text format."""
-    from prometheus_client.exposition import generate_latest
-
     pieces: list[bytes] = []
     pace = Pace()
     for one in families:
         is_long = len(one.values) > ENTRIES_AT_ONCE
         written = [replace(one, values={})] if is_long else [one]
-        pieces.append(generate_latest(_Collected(written)))  # type: ignore[arg-type]
+        pieces.append(write_families(written, _PREFIX))
         if is_long:
             for labels, value in one.values.items():
-                pieces.append(_line(one, labels, value))
+                pieces.append(write_sample(one, labels, value, _PREFIX))
                 if pace.is_over():
                     yield
         elif pace.is_over(_STEPS_OF_A_FAMILY):
@@ -190,42 +170,9 @@ def write_page(families: Sequence[Family]) -> Slices[bytes]:
     return b"".join(pieces)
 
 
-def _line(family: Family, labels: Sequence[str], value: float) -> bytes:
-    """One of thousands, in the library's form. It has no way to write some of a metric's values at a time."""
-    named = ",".join(f'{name}="{_escaped(text)}"' for name, text in zip(family.labels, labels, strict=True))
-    suffix = "_total" if family.kind is Kind.COUNTER else ""
-    return f"{_PREFIX}{family.name}{suffix}{{{named}}} {float(value)}\n".encode()
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
 def _load_library() -> None:
     import prometheus_client.core
     import prometheus_client.exposition  # noqa: F401
-
-
-class _Collected:
-    """As much of a registry of `prometheus_client` as it takes to write a page."""
-
-    def __init__(self, families: Sequence[Family]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
-        for one in self._families:
-            name = _PREFIX + one.name
-            if one.kind is Kind.HISTOGRAM:
-                buckets = [(bound, count) for (bound,), count in one.values.items()]
-                yield HistogramMetricFamily(name, one.help_text, buckets=buckets, sum_value=one.total)
-                continue
-            family_of = CounterMetricFamily if one.kind is Kind.COUNTER else GaugeMetricFamily
-            family = family_of(name, one.help_text, labels=one.labels)
-            for label_values, value in one.values.items():
-                family.add_metric(label_values, value)
-            yield family
 
 
 # -- HTTP --------------------------------------------------------------------------------------------------------------

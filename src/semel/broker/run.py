@@ -31,6 +31,8 @@ def run(
 ) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code of the process."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=log_level.upper())
+    if os.environ.get("SEMEL_LOG"):  # then `semel.logs` has a handler and a level of its own
+        logging.getLogger("semel").setLevel(log_level.upper())
     try:
         watch = LoopWatch(is_measuring=metrics_port is not None)
         with asyncio.Runner(loop_factory=watch.new_loop) as runner:

@@ -37,7 +37,13 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print a report for programs.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write the charts of the figures into this HTML file.")] = None,
 ) -> None:
-    """Measure Semel beside other clients on this machine. Exits with status 1 if a bar is missed."""
+    """Measure Semel beside other clients on this machine. Exits with status 1 if a bar is missed.
+
+    \b
+    semel bench transactions
+    semel bench client --quick
+    semel bench records --json | jq
+    """
     wanted = NEEDS if section is None else {section: NEEDS.get(section, ())}
     ensure(tuple(dict.fromkeys(need for needs in wanted.values() for need in needs)))
     try:

@@ -45,6 +45,10 @@ def demo(
 
     The pipeline runs twice at the same time, with the usual sinks and with Semel's.
 
+    \b
+    semel demo
+    semel demo --seconds 120 --seed 7 --database sqlite
+
     Exits with status 1 if Semel lost, repeated or tore anything, and with 2 if the plain sink had nothing to show.
     """
     console = Console()

@@ -13,8 +13,13 @@ from rich.markup import escape
 
 from semel.advise.client_settings import read_settings_file
 from semel.advise.examine import examine_cluster, examine_files
+from semel.advise.pipeline_check import PipelineFacts, check_pipeline
 from semel.advise.rules import RULES, SEVERITIES, Finding, in_order
+from semel.client.cluster import Cluster
+from semel.client.settings import parse_config
 from semel.errors import ConfigError, SemelError
+from semel.inspect.pipelines import find_pipeline, told
+from semel.inspect.shown import show_text
 
 _COLOURS: Final = {"error": "red", "warning": "yellow", "note": "cyan"}
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -32,6 +37,9 @@ def doctor(
         Path | None, typer.Option(help="A file of settings to connect with, such as security.protocol.")
     ] = None,
     topic: Annotated[list[str] | None, typer.Option(help="Look only at this topic; may be repeated.")] = None,
+    pipeline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Look at this running pipeline and its topics.")
+    ] = None,
     longest_pause: Annotated[
         str | None, typer.Option(help="How long a pipeline may stand still, such as 12h or 10d: do offsets last?")
     ] = None,
@@ -48,6 +56,7 @@ def doctor(
     semel doctor pipeline.py producer.properties
     semel doctor --bootstrap localhost:9092 --longest-pause 10d
     semel doctor --bootstrap localhost:9092 job.py --fix
+    semel doctor --bootstrap localhost:9092 --pipeline orders-enriched
     semel doctor --json pipeline.py | jq '.findings[].rule'
 
     Only looks. Files are read, never run; a cluster is not changed.
@@ -60,18 +69,23 @@ def doctor(
         _print_rules(as_json, console)
         return
     try:
-        findings, not_seen = _look(files or [], bootstrap, config, topic, longest_pause, watch)
+        settings = _settings(bootstrap, config)
+        found = None if pipeline is None else _find(settings, pipeline)
+        topics = topic if found is None else [*(topic or []), *found.topics]
+        findings, not_seen = _look(files or [], settings, topics, longest_pause, watch)
+        if found is not None:
+            findings = in_order([*findings, *check_pipeline(found)])
+            not_seen = [*not_seen, *found.not_seen]
     except SemelError as error:
         console.print(f"[red]Could not look:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
     if as_json:
         counts = {severity: sum(one.rule.severity == severity for one in findings) for severity in SEVERITIES}
-        typer.echo(
-            json.dumps(
-                {"findings": [one.as_dict() for one in findings], "counts": counts, "not_seen": not_seen}, indent=2
-            )
-        )
+        report = {"findings": [one.as_dict() for one in findings], "counts": counts, "not_seen": not_seen}
+        typer.echo(json.dumps(report if found is None else {**report, "pipeline": found.as_dict()}, indent=2))
     else:
+        for line in [] if found is None else told(found):
+            console.print(show_text(line, longest=2_000), highlight=False, soft_wrap=True, markup=False)
         _print(findings, not_seen, fix, console)
     if any(one.rule.severity == "error" for one in findings):
         raise typer.Exit(1)
@@ -79,26 +93,37 @@ def doctor(
 
 def _look(
     files: list[Path],
-    bootstrap: str | None,
-    config: Path | None,
+    settings: dict[str, object],
     topics: list[str] | None,
     longest_pause: str | None,
     watch: str,
 ) -> tuple[list[Finding], list[str]]:
-    if not files and bootstrap is None and config is None:
+    if not files and not settings:
         raise ConfigError("There is nothing to look at: name a file, or a cluster with --bootstrap HOST:PORT.")
     pause_s = None if longest_pause is None else _seconds("--longest-pause", longest_pause)
     watch_s = _seconds("--watch", watch)
     found: list[Finding] = []
     not_seen: list[str] = []
     timeout_ms_max = None
-    if bootstrap is not None or config is not None:
-        findings, facts = examine_cluster(
-            _settings(bootstrap, config), topics=topics, longest_pause_s=pause_s, watch_s=watch_s
-        )
+    if settings:
+        findings, facts = examine_cluster(settings, topics=topics, longest_pause_s=pause_s, watch_s=watch_s)
         found += findings
         not_seen, timeout_ms_max = facts.not_seen, facts.transaction_timeout_ms_max
     return in_order([*found, *examine_files(files, transaction_timeout_ms_max=timeout_ms_max)]), not_seen
+
+
+def _find(settings: dict[str, object], name: str) -> PipelineFacts:
+    if not settings:
+        raise ConfigError("--pipeline is for a cluster: name it with --bootstrap HOST:PORT. Nothing was asked.")
+    with Cluster(parse_config(settings).client) as cluster:
+        facts = find_pipeline(cluster, name)
+    if not facts.is_known:
+        missed = f" Not seen: {'; '.join(facts.not_seen)}" if facts.not_seen else ""
+        raise ConfigError(
+            f"Nothing in this cluster is of a pipeline {name!r}: no entry in the ledger, no group and no "
+            f"transactional id. Write the name= that it was given.{missed}"
+        )
+    return facts
 
 
 def _settings(bootstrap: str | None, config: Path | None) -> dict[str, object]:

@@ -60,7 +60,12 @@ def guarantees(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
 ) -> None:
     """Run one pipeline at most once, at least once and exactly once under the same faults; count what each loses and
-    repeats. Exits with status 1 if a guarantee was not kept, with 2 if the faults were too mild to show anything."""
+    repeats. Exits with status 1 if a guarantee was not kept, with 2 if the faults were too mild to show anything.
+
+    \b
+    semel guarantees --time 30s
+    semel guarantees --effects
+    """
     console = Console(stderr=as_json)
     folder = folder or Path(tempfile.mkdtemp(prefix="semel-guarantees-"))
     seed = random.randrange(1_000_000) if seed is None else seed

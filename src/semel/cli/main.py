@@ -14,6 +14,7 @@ from semel.cli.demo import demo
 from semel.cli.doctor import doctor
 from semel.cli.guarantees import guarantees
 from semel.cli.inspect import inspect
+from semel.cli.metrics import metrics
 from semel.cli.mirror import mirror
 from semel.cli.output import EXIT_CODES
 from semel.cli.produce import produce
@@ -41,6 +42,7 @@ app.command(epilog=EXIT_CODES)(tail)
 app.command(epilog=EXIT_CODES)(ui)
 app.command()(verify)
 app.add_typer(inspect, name="inspect")
+app.add_typer(metrics, name="metrics")
 app.add_typer(topics, name="topics")
 
 

@@ -75,6 +75,11 @@ class DeadLetterBox:
         self._gathered_bytes = size + (self._gathered_bytes if fits else 0)
         return DeadLetter(self.topic, *letter, fits)
 
+    @property
+    def pending_count(self) -> int:
+        """How many the open transaction has."""
+        return self._pending
+
     def end(self, *, committed: bool) -> None:
         """The transaction that they were in has ended."""
         if committed:

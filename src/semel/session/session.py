@@ -30,6 +30,8 @@ from semel.client.partitions import TopicPartition
 from semel.client.producer import Producer
 from semel.client.settings import parse_config
 from semel.errors import ConfigError, InvalidState
+from semel.metrics.parts import SESSION
+from semel.observe import Pipeline
 from semel.session.async_steps import AsyncSteps
 from semel.session.claims import LOG, Claims, Safety
 from semel.session.dead_letter_box import DeadLetterBox
@@ -91,6 +93,7 @@ class Session:
         self._limits = PortionLimits(transaction_records_max, transaction_bytes_max, transaction_linger_ms)
         self._dead_letters = DeadLetterBox(dead_letter, dead_letter_max, self.topics)
         self._safety = safety
+        self._pipeline = Pipeline(SESSION, name)
         self._is_stopping = False
         self._is_closed = False
         # A place that the user did not name need not be kept when the session ends in order.
@@ -155,7 +158,9 @@ class Session:
             is_last_started=self._make_judge(producer),
         )
         pace = Pace(config.producer.transaction_timeout_ms / 1000, self._limits.records_max)
-        self._turns = Turns(producer, self._inputs, self._membership, claims, safety, pace, self._dead_letters)
+        self._turns = Turns(
+            producer, self._inputs, self._membership, claims, safety, pace, self._dead_letters, self._pipeline
+        )
         self._membership.start()
 
     def _make_judge(self, producer: Producer) -> Callable[[], bool] | None:
@@ -171,6 +176,8 @@ class Session:
             self._sigterm.raise_exit()
 
     def _ended_in_order(self, error: BaseException | None) -> bool:
+        if error is not None:
+            self._pipeline.failed(error)
         return error is None and not self._sigterm.was_raised
 
     async def __aenter__(self) -> Self:

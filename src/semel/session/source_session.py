@@ -6,7 +6,7 @@ No group shares the partitions: a transaction lies in any of them, so one proces
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self
@@ -18,6 +18,8 @@ from semel.client.producer import Outcome, Producer
 from semel.client.progress_topic import ProgressTopic
 from semel.client.transaction_state import State
 from semel.errors import CommitUnknown, ConfigError, Fenced, InvalidState, TransactionAborted, WorkTooLong
+from semel.metrics.parts import SESSION
+from semel.observe import Pipeline, Work
 from semel.session.claims import LOG
 from semel.session.sigterm import SigtermWatch
 from semel.session.source_progress import SourceProgress
@@ -72,6 +74,9 @@ class SourceSession:
         if "transactional.id" in given:
             raise ConfigError("transactional.id is what a session makes itself: write name=... in its place.")
         self.name = name
+        self._pipeline = Pipeline(SESSION, name)
+        self._work: Work | None = None
+        self._leave_work: Callable[[], None] | None = None
         self._group = name if group is _AS_NAMED else group
         self._options = SourceOptions(source, topics, transactions_topic, after, memory_bytes_max, spill_folder)
         self._reader = SourceReader(given, self._options)
@@ -115,6 +120,8 @@ class SourceSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._pipeline.failed(error)
         self._close()
         if error is None:
             self._sigterm.raise_exit()
@@ -190,10 +197,19 @@ class SourceSession:
         if self._reader.must_begin:
             progress = self._progress
             self._reader.begin({} if progress is None else progress.positions, self.applied)
+        self._pipeline.looked()
         transactions = self._reader.next(timeout_ms, self._limit)
         if transactions is not None:
             producer.begin()
             self._open = turn
+            identity = producer.identity
+            self._work = self._pipeline.begin(
+                transactional_id=self._key,
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                source_transaction=transactions.last,
+            )
+            self._leave_work = self._work.enter()
         return transactions
 
     def commit(self, turn: SourceTurn, transactions: SourceTransactions) -> None:
@@ -227,7 +243,14 @@ class SourceSession:
         except CommitUnknown as error:
             LOG.info("The answer to a commit was lost; finding out what became of it.")
             self._open = None
-            if producer.resolve() is not Outcome.COMMITTED:
+            try:
+                outcome = producer.resolve()
+            except BaseException:
+                if self._work is not None:
+                    self._work.unknown(error)
+                self._leave()
+                raise
+            if outcome is not Outcome.COMMITTED:
                 self._aborted(turn, transactions, error)
                 return
         except BaseException as error:
@@ -237,10 +260,13 @@ class SourceSession:
         self._open = None
         self._limit, self._timeouts = min(self._events_max, max(1, self._limit * 2)), 0
         self.committed_count += 1
+        if self._work is not None:
+            self._work.committed(transactions.count)
+        self._leave()
         turn.outcome = Outcome.COMMITTED
 
     def _aborted(self, turn: SourceTurn, transactions: SourceTransactions, error: Exception) -> None:
-        self._rewind()
+        self._rewind(error)
         turn.outcome = Outcome.ABORTED
         LOG.info("A transaction was aborted (%s); its events come again.", error)
         self._limit = max(1, min(self._limit, transactions.count) // 2)
@@ -256,7 +282,7 @@ class SourceSession:
     def give_up(self, error: BaseException) -> None:
         """Abort a turn because of an error, which must reach the caller even if the abort fails as well."""
         try:
-            self._rewind()
+            self._rewind(error)
         except Exception as second:
             error.add_note(f"The abort was not confirmed ({second}); transaction.timeout.ms ends it.")
         if isinstance(error, Fenced):
@@ -270,7 +296,16 @@ class SourceSession:
                 "had not committed is aborted, and nothing is lost or repeated."
             )
 
-    def _rewind(self) -> None:
+    def _leave(self) -> None:
+        self._work = None
+        if self._leave_work is not None:
+            self._leave_work()
+            self._leave_work = None
+
+    def _rewind(self, error: BaseException) -> None:
+        if self._work is not None:
+            self._work.aborted(error)
+        self._leave()
         self._open = None
         self._reader.must_begin = True
         self.aborted_count += 1

@@ -72,6 +72,8 @@ class _Owner(Protocol):
 
     def flush(self) -> None: ...
 
+    def enter_work(self) -> Callable[[], None] | None: ...
+
     def settle(self, transaction: Transaction) -> None: ...
 
     def give_up(self, transaction: Transaction, error: BaseException) -> None: ...
@@ -90,6 +92,7 @@ class Transaction:
         self._steps = steps
         self._use = use
         self._portion: Portion | None = None
+        self._leave_work: Callable[[], None] | None = None
         self.outcome: Outcome | None = None
         """None while it is open, and if there was nothing to do."""
         self.reason: str | None = None
@@ -196,7 +199,9 @@ class Transaction:
     async def __aenter__(self) -> Self:
         self._use.is_async = True
         try:
-            return await self._steps.run(self.__enter__)
+            await self._steps.run(self.__enter__)
+            self._leave_work = self._owner.enter_work()  # in the task's own context: the step ran in a copy of it
+            return self
         except asyncio.CancelledError as error:
             if self._portion is not None:
                 # Its block will never run, and nothing else would end it.
@@ -207,4 +212,8 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._steps.run(partial(self.__exit__, kind, error, trace))
+        try:
+            await self._steps.run(partial(self.__exit__, kind, error, trace))
+        finally:
+            if self._leave_work is not None:
+                self._leave_work()

@@ -14,10 +14,12 @@ from semel.client.producer import Outcome, Producer
 from semel.client.transaction_state import State
 from semel.client.transactions import GroupMember
 from semel.errors import CommitUnknown, Fenced, InvalidState, KafkaError, SemelError, TransactionAborted
+from semel.observe import Pipeline, Work
 from semel.session.claims import LOG, Claims, Safety
 from semel.session.dead_letter_box import DeadLetterBox
 from semel.session.inputs import Inputs, Portion, PortionLimits
 from semel.session.pace import Pace
+from semel.session.trace_headers import carried_contexts, with_context, with_context_row
 from semel.session.transaction import Headers, Row, Transaction, origins
 from semel.wire import ErrorCode
 
@@ -46,6 +48,7 @@ class Turns:
         safety: Safety,
         pace: Pace,
         dead_letters: DeadLetterBox,
+        pipeline: Pipeline,
     ) -> None:
         self.committed_count = 0
         self.aborted_count = 0
@@ -56,6 +59,9 @@ class Turns:
         self._claims = claims
         self._safety = safety
         self._dead_letters = dead_letters
+        self._pipeline = pipeline
+        self._work: Work | None = None
+        self._leave_work: Callable[[], None] | None = None
         self._is_open = False
         self._began_s = 0.0
         self._ended_by_coordinator = False
@@ -65,6 +71,7 @@ class Turns:
     def take(self, timeout_ms: float, limits: PortionLimits) -> Portion:
         if self._is_open:
             raise InvalidState("A transaction of this session is open already: leave its block first.")
+        self._pipeline.looked()
         fitting = replace(limits, records_max=min(limits.records_max, self.pace.limit))
         try:
             portion = self._inputs.take(timeout_ms, fitting)
@@ -75,7 +82,26 @@ class Turns:
         self._is_open = True
         self._began_s = self._producer.cluster.clock()
         self._ended_by_coordinator = False
+        if not portion.is_empty:
+            self._begin_work(portion.table)
         return portion
+
+    def _begin_work(self, table: pa.Table | None) -> None:
+        carried = () if table is None else carried_contexts(table)
+        self._work = self._pipeline.begin(carried, transactional_id=self._producer.config.transactional_id)
+        self._leave_work = self._work.enter()
+
+    def enter_work(self) -> Callable[[], None] | None:
+        """Let log and trace of this task know the open transaction too, until what is returned is called."""
+        return None if self._work is None else self._work.enter()
+
+    def _begin(self) -> None:
+        self._producer.begin()
+        if self._work is None:
+            self._begin_work(None)
+        assert self._work is not None
+        identity = self._producer.identity
+        self._work.note(producer_id=identity.producer_id, producer_epoch=identity.producer_epoch)
 
     def send(
         self,
@@ -89,12 +115,13 @@ class Turns:
     ) -> None:
         with self._writing(topic) as producer:
             if producer is not None:
-                producer.send(topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
+                carrying = with_context_row(headers)
+                producer.send(topic, value, key=key, headers=carrying, partition=partition, timestamp_ms=timestamp_ms)
 
     def send_table(self, topic: str | None, table: pa.Table, *, partition: int | None) -> None:
         with self._writing(topic or "the topics that the table names") as producer:
             if producer is not None:
-                producer.send_table(topic, table, partition=partition)
+                producer.send_table(topic, with_context(table), partition=partition)
 
     def dead_letter(self, row: Row, error: BaseException | str) -> None:
         letter = self._dead_letters.take(row, error)
@@ -116,7 +143,7 @@ class Turns:
             return
         try:
             if self._producer.state is State.READY:
-                self._producer.begin()
+                self._begin()
             if topic is not None:
                 self._claims.note_write(topic)
             yield self._producer
@@ -152,6 +179,8 @@ class Turns:
             self._inputs.committed(portion)
             self.committed_count += 1
             transaction.outcome = Outcome.COMMITTED
+            if self._work is not None:
+                self._work.committed(portion.table.num_rows, dead_letters=self._dead_letters.pending_count)
             self._end(committed=True)
             self.pace.committed(portion.table.num_rows, self._took_s)
         else:
@@ -170,7 +199,7 @@ class Turns:
         if claims.doomed is not None:
             return claims.doomed
         if producer.state is State.READY:
-            producer.begin()
+            self._begin()
         producer.flush()
         claims.start_commit()
         claims.check_tenures(self._membership.tenures)
@@ -209,6 +238,8 @@ class Turns:
         try:
             outcome = self._producer.resolve()
         except SemelError as error:
+            if self._work is not None:
+                self._work.unknown(error)
             self._end(committed=False)
             raise CommitUnknown(
                 f"A commit was sent and its answer was lost, and what became of it cannot be found out now ({error}). "
@@ -221,6 +252,8 @@ class Turns:
         transaction.reason = reason
         transaction.outcome = Outcome.ABORTED
         self.aborted_count += 1
+        if self._work is not None:
+            self._work.aborted(reason)
         try:
             if self._producer.state in (State.OPEN, State.DOOMED):
                 self._producer.abort()
@@ -235,6 +268,8 @@ class Turns:
         """Abort because of `error`, which must reach the caller even if the abort fails as well."""
         if isinstance(error, Exception) and not transaction.is_empty:
             error.add_note(f"In a transaction with {origins(transaction.table)}; it is aborted, and they come again.")
+        if self._work is not None:
+            self._work.aborted(error)
         try:
             self._abort(transaction, f"{type(error).__name__} in the transaction")
         except SemelError as second:
@@ -250,6 +285,10 @@ class Turns:
 
     def _end(self, *, committed: bool) -> None:
         self._is_open = False
+        self._work = None
+        if self._leave_work is not None:
+            self._leave_work()
+            self._leave_work = None
         self._dead_letters.end(committed=committed)
         self._claims.end(committed=committed)
         self._membership.wake()

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from semel.client.dead_letters import DEAD_LETTER_MAX
 from semel.errors import ConfigError, InvalidState
+from semel.metrics.parts import SINK
+from semel.observe import Pipeline
 from semel.spark.columns import record_columns
 from semel.spark.ledger import Entry
 from semel.spark.once import OneWrite
 from semel.spark.options import DEFAULT_LEDGER, SinkOptions, make_options
 from semel.spark.outputs import Output, check_same_kind, combine, name_output, named_topics
 from semel.spark.owner import PipelineOwner, check_writable
-from semel.spark.progress import BatchProgress, log_event, log_progress
+from semel.spark.progress import BatchProgress, log_event, report_skipped
 from semel.spark.replays import NOTHING, Written
 from semel.spark.rows import PlainRows
 from semel.spark.target import Target, check_one_target
@@ -79,6 +81,9 @@ def write_batch(
     owner = PipelineOwner(options, f"{name}/{job_id}")
     try:
         progress = _write_or_skip(options, owner, outputs, job_id)
+    except Exception as error:
+        Pipeline(SINK, name).failed(error)
+        raise
     finally:
         owner.close()
     for output in outputs:
@@ -109,7 +114,7 @@ def _write_or_skip(options: SinkOptions, owner: PipelineOwner, outputs: Sequence
             check_same_plan(options.name, job_id, output.name, output.rows.df)
     if not missing:
         progress = BatchProgress(options.name, job_id=job_id, records=records, skipped=True)
-        log_progress(progress)
+        report_skipped(progress)
         return progress
     check_same_kind(f"{options.name}/{job_id}", written.outputs, [output.name for output in missing])
     for output in missing:

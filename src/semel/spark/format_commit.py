@@ -24,7 +24,7 @@ from semel.spark.options import SinkOptions
 from semel.spark.outputs import check_same_kind, name_output
 from semel.spark.owner import PipelineOwner
 from semel.spark.pipeline import KafkaPipeline
-from semel.spark.progress import BatchProgress, log_progress
+from semel.spark.progress import BatchProgress, report_skipped
 from semel.spark.python_files import PythonFiles
 from semel.spark.replays import Question
 from semel.spark.run_notes import RunNote
@@ -79,7 +79,7 @@ def commit_job(options: SinkOptions, blobs: Sequence[Any], job_id: str) -> Batch
         [name] = output.names
         progress = BatchProgress(options.name, job_id=job_id, records=records, skipped=True)
         if written.has(name):
-            log_progress(progress)
+            report_skipped(progress)
             return progress
         check_same_kind(f"{options.name}/{job_id}", written.outputs, [name])
         entry = Entry(outputs=sorted(written.outputs | {name}), pipeline=options.name, records=records)

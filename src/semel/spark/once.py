@@ -29,6 +29,8 @@ from semel.errors import (
     SemelError,
     TransactionAborted,
 )
+from semel.metrics.parts import SINK
+from semel.observe import Pipeline, Work
 from semel.spark.blobs import BLOB_SCHEMA, Manifest, Piece, Slots, read_manifest, read_pieces, unpack_error
 from semel.spark.dead_letters import DeadLetterTerms, check_count, make_terms, refused_for_size
 from semel.spark.encode import Encode
@@ -39,7 +41,7 @@ from semel.spark.lag import LagRefused, addresses
 from semel.spark.ledger import Entry
 from semel.spark.options import SinkOptions
 from semel.spark.owner import PipelineFenced, PipelineOwner
-from semel.spark.progress import BatchProgress, log_event, log_progress
+from semel.spark.progress import BatchProgress, log_event, report_committed
 from semel.spark.rows import Rows
 from semel.spark.spool import batch_folder
 from semel.spark.write import WRITTEN_DDL, BlobsChanged, Write
@@ -110,6 +112,16 @@ class OneTransaction(ABC):
 
     def run(self) -> BatchProgress:
         """Write and commit, repeating what failed up to `attempts` times. Raises the last failure."""
+        progress = self.progress
+        pipeline = Pipeline(SINK, self.options.name)
+        with pipeline.begin(
+            batch_id=progress.batch_id, job_id=progress.job_id, transactional_id=self.owner.transactional_id
+        ) as work:
+            done = self._run(work)
+            report_committed(done, work)
+            return done
+
+    def _run(self, work: Work) -> BatchProgress:
         encoded: Encoded | None = None
         with self._prepared() as encode:
             try:
@@ -118,10 +130,11 @@ class OneTransaction(ABC):
                         encoded = encode()
                         reach("after_encode", self.options.name)
                     try:
-                        return self._write_with_lag(encoded, attempt)
+                        return self._write_with_lag(encoded, attempt, work)
                     except SemelError as error:
                         if not _is_curable(error) or attempt == self.options.attempts:
                             raise self._explain(error, attempt) from error
+                        work.failed_once(error)
                         self._log_failure(error, attempt)
                         if isinstance(error, BlobsChanged):
                             encoded.release()
@@ -153,19 +166,20 @@ class OneTransaction(ABC):
             code=error.code if isinstance(error, KafkaError) else ErrorCode.unknown_server_error,
         )
 
-    def _write_with_lag(self, encoded: Encoded, attempt: int) -> BatchProgress:
+    def _write_with_lag(self, encoded: Encoded, attempt: int, work: Work) -> BatchProgress:
         try:
-            return self._write(encoded, attempt)
+            return self._write(encoded, attempt, work)
         except LagRefused as error:
             self.owner.lag.switch_off(error, self.progress.batch_id)
-            return self._write(encoded, attempt)
+            return self._write(encoded, attempt, work)
 
-    def _write(self, encoded: Encoded, attempt: int) -> BatchProgress:
+    def _write(self, encoded: Encoded, attempt: int, work: Work) -> BatchProgress:
         """One transaction, from its beginning to its end."""
         # Asked for before the transaction is open: a topic that has gone must not hold it up.
         offsets = self._offsets()
         opened = time.monotonic()
         shared = self.owner.begin()
+        work.note(producer_id=shared.identity.producer_id, producer_epoch=shared.identity.producer_epoch)
         try:
             stored = self._write_blobs(encoded, shared)
             written = time.monotonic()
@@ -175,7 +189,7 @@ class OneTransaction(ABC):
         except BaseException as error:
             self._abort_after(error)
             raise
-        done = replace(
+        return replace(
             self.progress,
             records=encoded.manifest.records,
             dead_letters=encoded.manifest.dead_letters,
@@ -188,8 +202,6 @@ class OneTransaction(ABC):
             open_ms=_since(opened) if stored else _since(written),
             attempts=attempt,
         )
-        log_progress(done)
-        return done
 
     def _abort_after(self, error: BaseException) -> None:
         if isinstance(error, PipelineFenced | CommitUnknown):

@@ -126,6 +126,10 @@ class PipelineOwner:
         failpoints.reach(point, self._options.name)
 
     @property
+    def transactional_id(self) -> str:
+        return self._key
+
+    @property
     def cluster(self) -> Cluster:
         return self._producer.cluster
 

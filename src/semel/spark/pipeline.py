@@ -13,6 +13,8 @@ from semel.client.cluster import Cluster
 from semel.client.ownership import ProducerIdentity
 from semel.client.settings import parse_config
 from semel.errors import KafkaError
+from semel.metrics.parts import SINK
+from semel.observe import Pipeline
 from semel.spark.checkpoint import Home, read_home
 from semel.spark.dead_letters import check_dead_letter_topic
 from semel.spark.ledger import Entry, Ledger, query_key
@@ -20,7 +22,7 @@ from semel.spark.once import OneTransaction
 from semel.spark.options import SinkOptions
 from semel.spark.outputs import check_same_kind
 from semel.spark.owner import PipelineOwner, check_writable, fenced
-from semel.spark.progress import BatchProgress, log_progress
+from semel.spark.progress import BatchProgress, report_skipped
 from semel.spark.replays import Question, Written, decide
 from semel.wire import ErrorCode
 
@@ -81,7 +83,8 @@ class KafkaPipeline:
                     raise
                 self._own_again(asked)
                 return self._write_or_skip(asked, outputs, None)
-        except BaseException:
+        except BaseException as error:
+            Pipeline(SINK, self.options.name).failed(error)
             self.close()  # the next call owns the pipeline again, and reads the ledger
             raise
 
@@ -95,7 +98,7 @@ class KafkaPipeline:
         missing = [name for name in outputs.names if not written.has(name)]
         if not missing:
             progress = BatchProgress(self.options.name, asked.batch, skipped=True)
-            log_progress(progress)
+            report_skipped(progress)
             return progress
         if self.options.resume != "checkpoint":
             check_same_kind(self.options.name, written.outputs, missing)

@@ -7,6 +7,8 @@ import logging
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from semel.metrics.parts import SINK, SINK_BATCH, SINK_BYTES, SINK_PREPARING
+from semel.observe import Work
 from semel.spark.input_offsets import running_query
 
 if TYPE_CHECKING:
@@ -62,11 +64,30 @@ class BatchProgress:
 def log_event(event: str, level: int = logging.INFO, **fields: object) -> None:
     """One line of JSON, for people and machines."""
     if LOG.isEnabledFor(level):
-        LOG.log(level, json.dumps({"event": event, **fields}, default=str))
+        text = json.dumps({"event": event, **fields}, default=str)
+        LOG.log(level, text, extra={"semel_event": event, "semel_fields": fields})
 
 
-def log_progress(progress: BatchProgress) -> None:
-    log_event("batch skipped" if progress.skipped else "batch committed", **asdict(progress))
+def report_skipped(progress: BatchProgress) -> None:
+    """To log and metrics: it had been committed before."""
+    log_event("batch skipped", **asdict(progress))
+    SINK.ended(progress.pipeline, "skipped")
+    _count_batch(progress)
+
+
+def report_committed(progress: BatchProgress, work: Work) -> None:
+    """To log, metrics and trace."""
+    work.note(attempts=progress.attempts)
+    work.committed(progress.records, dead_letters=progress.dead_letters, seconds=progress.open_ms / 1000)
+    log_event("batch committed", **asdict(progress))
+    SINK_BYTES.add(progress.pipeline, amount=progress.bytes)
+    SINK_PREPARING.observe(progress.pipeline, value=progress.encode_ms / 1000)
+    _count_batch(progress)
+
+
+def _count_batch(progress: BatchProgress) -> None:
+    if progress.batch_id is not None:
+        SINK_BATCH.set(progress.pipeline, value=progress.batch_id)
 
 
 def report_times(df: DataFrame, progress: BatchProgress) -> None:

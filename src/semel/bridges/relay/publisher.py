@@ -67,6 +67,10 @@ class Publisher:
         self._open(**settings)
 
     @property
+    def transactional_id(self) -> str:
+        return progress_key(self._name)
+
+    @property
     def cluster(self) -> Cluster:
         return self._producer.cluster
 

@@ -37,6 +37,9 @@ from semel.errors import (
     TransactionAborted,
     UnknownTopic,
 )
+from semel.metrics.parts import RELAY, RELAY_RETRIES
+from semel.observe import Pipeline
+from semel.session.trace_headers import with_context
 from semel.spark.bad_rows import BadRow
 from semel.wire import ErrorCode
 
@@ -93,8 +96,17 @@ class RelayRun:
         self._rules: dict[str, TopicRules] = {}
         self._rules_until = 0.0
         self._published_at = time.monotonic()
+        self._pipeline = Pipeline(RELAY, options.name)
 
     def go(self, idle_ms: float | None, on_ready: Callable[[], None] | None = None) -> None:
+        """Relay until it is stopped, or nothing has come for `idle_ms`."""
+        try:
+            self._go(idle_ms, on_ready)
+        except Exception as error:
+            self._pipeline.failed(error)
+            raise
+
+    def _go(self, idle_ms: float | None, on_ready: Callable[[], None] | None) -> None:
         with ExitStack() as stack:
             stack.callback(self._source.close)
             stack.callback(self._waker.close)
@@ -115,6 +127,7 @@ class RelayRun:
                 action()
             except DatabaseError as error:
                 self._source.close()
+                RELAY_RETRIES.add(self._options.name, "database")
                 self._database_retries.failed(error)
             else:
                 self._database_retries.succeeded()
@@ -189,10 +202,12 @@ class RelayRun:
             except DatabaseError as error:
                 self._source.close()
                 must_prepare = True
+                RELAY_RETRIES.add(self._options.name, "database")
                 self._database_retries.failed(error)
                 continue
             except PASSING as error:
                 must_recover = True
+                RELAY_RETRIES.add(self._options.name, "kafka")
                 self._broker_retries.wait_after(error)
                 continue
             self._database_retries.succeeded()
@@ -230,6 +245,7 @@ class RelayRun:
 
     def _step(self, publisher: Publisher) -> bool:
         """Relay the next rows. True if there were none."""
+        self._pipeline.looked()
         portion = self._source.next(self._position, self._options.rows_max)
         if portion.is_idle or not portion.rows.num_rows:
             self._position = portion.end  # no row lies between, so it need not be written
@@ -282,7 +298,11 @@ class RelayRun:
         assert self._identity is not None
         done = count + (0 if self._progress is None else self._progress.rows)
         progress = RelayProgress(self._identity, position, done)
-        written = publisher.publish(routed.without_bad(), letters, self._letter_topic, progress)
+        with self._pipeline.begin(transactional_id=publisher.transactional_id) as work:
+            records = with_context(routed.without_bad())
+            written = publisher.publish(records, letters, self._letter_topic, progress)
+            work.note(producer_id=written.producer_id)
+            work.committed(count, dead_letters=len(letters))
         self._committed(written, count, len(letters))
 
     @property
