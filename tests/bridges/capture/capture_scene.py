@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from threading import Event
 from typing import Any, NamedTuple
 
 import psycopg
@@ -139,14 +140,17 @@ class Source(Outbox):
     def slot_name(self) -> str:
         return f"semel_{self.name.replace('-', '_')}"
 
-    def copy_into(self, target: Place, last: int, **options: Any) -> None:
-        """What a user writes: whole transactions of the source into tables of the same names, up to number `last`."""
-        given: dict[str, Any] = {"topics": [self.topic_of(table) for table in self.tables], "name": "copy", **options}
+    def copy_into(self, target: Place, last: int | None, is_over: Event | None = None) -> None:
+        """What a user writes: whole transactions of the source into tables of the same names, up to number `last`, or
+        until it is over."""
+        given: dict[str, Any] = {"topics": [self.topic_of(table) for table in self.tables], "name": "copy"}
         with (
             psycopg.connect(target.address) as connection,
             semel.SourceInbox(connection, bootstrap=self.bootstrap, source=self.name, **given) as inbox,
         ):
-            while inbox.applied is None or inbox.applied < last:
+            while inbox.applied is None or last is None or inbox.applied < last:
+                if is_over is not None and is_over.is_set():
+                    return
                 delivery = inbox.next(200)
                 if delivery is not None:
                     with delivery as handle:
@@ -155,6 +159,10 @@ class Source(Outbox):
     def assert_same(self, target: Place, table: str = "accounts") -> None:
         query = f"SELECT t::text FROM {table} t ORDER BY 1"
         assert target.ask(query) == self.ask(query)
+
+    def same_in(self, target: Place, tables: Sequence[str]) -> bool:
+        queries = [f"SELECT t::text FROM {table} t ORDER BY 1" for table in tables]
+        return all(target.ask(query) == self.ask(query) for query in queries)
 
 
 @pytest.fixture(scope="module")
