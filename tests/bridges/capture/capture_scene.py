@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from threading import Event
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 import pytest
 from database_scene import Place
 from relay_scene import Outbox, in_postgres, read_topic
-from session_scene import BROKER_CONFIG
+from session_scene import BROKER_CONFIG, wait_until
 
 import semel
 from semel.bridges.capture.options import make_capture_options
@@ -31,7 +32,8 @@ SETTINGS = {
 }
 
 
-class Change(NamedTuple):
+@dataclass(frozen=True)
+class Change:
     """One event in a topic."""
 
     number: int
@@ -135,6 +137,13 @@ class Source(Outbox):
     def slot(self) -> dict[str, Any]:
         [row] = self.ask(f"SELECT to_jsonb(s) FROM pg_replication_slots s WHERE slot_name = '{self.slot_name}'")
         return row[0]
+
+    def drop_slot(self, name: str | None = None) -> None:
+        """As soon as the server has noticed that its reader has gone."""
+        slot = name or self.slot_name
+        query = f"SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'"
+        wait_until(lambda: self.ask(query) == [(False,)], "the slot to be free")
+        self.do(f"SELECT pg_drop_replication_slot('{slot}')")
 
     @property
     def slot_name(self) -> str:

@@ -70,7 +70,10 @@ def test_the_command_of_the_page_captures_until_it_is_stopped(
         running.kill()
         running.wait()
     assert running.returncode == status, said
-    source.do(*block("sql").strip().split("\n"))
+    drop_slot, drop_publication = block("sql").strip().split("\n")
+    assert drop_slot == "SELECT pg_drop_replication_slot('semel_bank');"
+    source.drop_slot("semel_bank")
+    source.do(drop_publication)
     assert source.ask("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'semel_bank'") == [(0,)]
 
 
