@@ -29,6 +29,7 @@ pytestmark = pytest.mark.install
 
 HERE = Path(__file__).parent
 EXTRAS_OF_PAGES = {
+    "docs/capture.md": "postgres",
     "docs/databases.md": "spark,postgres",
     "docs/session.md": "postgres",
     "docs/spark.md": "spark",
@@ -108,7 +109,7 @@ def installer(tmp_path_factory: pytest.TempPathFactory) -> Installer:
 
 @pytest.fixture
 def postgres_variables() -> Iterator[dict[str, str]]:
-    with Postgres() as postgres:
+    with Postgres(settings={"wal_level": "logical"}) as postgres:
         yield {"PGHOST": str(postgres.folder), "PGUSER": "postgres"}
 
 

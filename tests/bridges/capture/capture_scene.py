@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
 
 import psycopg
 import pytest
 from database_scene import Place
 from relay_scene import Outbox, in_postgres, read_topic
-from session_scene import BROKER_CONFIG
+from session_scene import BROKER_CONFIG, wait_until
 
 import semel
 from semel.bridges.capture.options import make_capture_options
@@ -30,7 +32,8 @@ SETTINGS = {
 }
 
 
-class Change(NamedTuple):
+@dataclass(frozen=True)
+class Change:
     """One event in a topic."""
 
     number: int
@@ -135,18 +138,28 @@ class Source(Outbox):
         [row] = self.ask(f"SELECT to_jsonb(s) FROM pg_replication_slots s WHERE slot_name = '{self.slot_name}'")
         return row[0]
 
+    def drop_slot(self, name: str | None = None) -> None:
+        """As soon as the server has noticed that its reader has gone."""
+        slot = name or self.slot_name
+        query = f"SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'"
+        wait_until(lambda: self.ask(query) == [(False,)], "the slot to be free")
+        self.do(f"SELECT pg_drop_replication_slot('{slot}')")
+
     @property
     def slot_name(self) -> str:
         return f"semel_{self.name.replace('-', '_')}"
 
-    def copy_into(self, target: Place, last: int, **options: Any) -> None:
-        """What a user writes: whole transactions of the source into tables of the same names, up to number `last`."""
-        given: dict[str, Any] = {"topics": [self.topic_of(table) for table in self.tables], "name": "copy", **options}
+    def copy_into(self, target: Place, last: int | None, is_over: Event | None = None) -> None:
+        """What a user writes: whole transactions of the source into tables of the same names, up to number `last`, or
+        until it is over."""
+        given: dict[str, Any] = {"topics": [self.topic_of(table) for table in self.tables], "name": "copy"}
         with (
             psycopg.connect(target.address) as connection,
             semel.SourceInbox(connection, bootstrap=self.bootstrap, source=self.name, **given) as inbox,
         ):
-            while inbox.applied is None or inbox.applied < last:
+            while inbox.applied is None or last is None or inbox.applied < last:
+                if is_over is not None and is_over.is_set():
+                    return
                 delivery = inbox.next(200)
                 if delivery is not None:
                     with delivery as handle:
@@ -155,6 +168,10 @@ class Source(Outbox):
     def assert_same(self, target: Place, table: str = "accounts") -> None:
         query = f"SELECT t::text FROM {table} t ORDER BY 1"
         assert target.ask(query) == self.ask(query)
+
+    def same_in(self, target: Place, tables: Sequence[str]) -> bool:
+        queries = [f"SELECT t::text FROM {table} t ORDER BY 1" for table in tables]
+        return all(target.ask(query) == self.ask(query) for query in queries)
 
 
 @pytest.fixture(scope="module")

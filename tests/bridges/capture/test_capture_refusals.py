@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from capture_scene import SETTINGS, Source, broker, server, source
+from psycopg.conninfo import make_conninfo
 from relay_scene import read_topic
 from session_scene import wait_until
 
@@ -93,7 +94,7 @@ def test_a_slot_that_another_client_reads_is_taken(source: Source) -> None:
     """Who has it is named; nothing is fenced. Free again, the capture goes on."""
     source.make(NUMBERS)
     source.capture()
-    uri = psycopg.conninfo.make_conninfo(source.address, replication="database", application_name="debezium")
+    uri = make_conninfo(source.address, replication="database", application_name="debezium")
     other = psycopg.pq.PGconn.connect(uri.encode())
     begin = (
         f"START_REPLICATION SLOT {source.slot_name} LOGICAL 0/0 (proto_version '1', "
@@ -127,7 +128,7 @@ def test_a_slot_or_publication_that_is_gone_is_a_loss_that_is_told(source: Sourc
     assert f"publication '{source.slot_name}' is gone" in refused(source)
     source.do(f"CREATE PUBLICATION {source.slot_name} FOR TABLE accounts")
     assert "was made again" in refused(source)
-    source.do(f"SELECT pg_drop_replication_slot('{source.slot_name}')")
+    source.drop_slot()
     text = refused(source)
     assert "is gone" in text
     assert "DROP PUBLICATION" in text

@@ -89,8 +89,8 @@ def test_a_slot_that_was_made_again_is_a_loss_that_is_told(source: Source) -> No
     source.do("INSERT INTO accounts VALUES (1, 'a')")
     source.capture()
     slot = source.slot_name
+    source.drop_slot()
     source.do(
-        f"SELECT pg_drop_replication_slot('{slot}')",
         "INSERT INTO accounts VALUES (2, 'lost')",
         f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')",
         "INSERT INTO accounts VALUES (3, 'seen')",
@@ -108,6 +108,36 @@ def test_a_slot_that_was_made_again_is_a_loss_that_is_told(source: Source) -> No
     source.make()
     source.capture()
     assert sorted(ids(source)) == [1, 2, 3]
+
+
+def test_a_slot_that_is_made_again_under_a_running_capture_is_told(source: Source) -> None:
+    """The connection is lost, and before the capture is back the slot is another one: it looks again."""
+    source.make(NUMBERS)
+    stop, errors = threading.Event(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            source.capture(idle_ms=None, stop=stop)
+        except semel.SemelError as error:
+            errors.append(error)
+
+    running = threading.Thread(target=run)
+    running.start()
+    source.do("INSERT INTO accounts VALUES (1, 'a')")
+    wait_until(lambda: bool(source.changes()), "the stream")
+    slot = source.slot_name
+    with psycopg.connect(source.address, autocommit=True) as connection:
+        connection.execute(
+            f"DO $$ BEGIN PERFORM pg_terminate_backend(active_pid, 9000) FROM pg_replication_slots "
+            f"WHERE slot_name = '{slot}'; PERFORM pg_drop_replication_slot('{slot}'); END $$".encode()
+        )
+        connection.execute("INSERT INTO accounts VALUES (2, 'lost')")
+        connection.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')".encode())
+    running.join(60)
+    stop.set()
+    assert not running.is_alive()
+    assert "cannot be had any more" in str(errors[0])
+    assert ids(source) == [1]
 
 
 def test_a_slot_that_moved_on_while_idle_is_told_from_one_that_was_made_again(source: Source) -> None:

@@ -1,7 +1,7 @@
 """A relay in a process of its own, life after life: each dies at the point that it is told, the last one finishes.
 
 `relay_worker.py ADDRESS OPTIONS POINT...` prints the exit status of each life. Lives are forks of one process, which
-saves the imports.
+saves the imports. With `"run": "capture"` among the options it is a change capture.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from semel.bridges import failpoints
 def main(address: str, options: str, *points: str) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s %(message)s")
     given = json.loads(options)
+    run = getattr(semel, given.pop("run", "relay"))
     if not points:
-        print(semel.relay(address, **given), flush=True)
+        print(run(address, **given), flush=True)
         return
-    for module in ("adbc_driver_postgresql.dbapi", "semel.bridges.relay.relay", "pyarrow.compute"):
+    for module in ("adbc_driver_postgresql.dbapi", "psycopg", "pyarrow.compute"):
         import_module(module)
     for point in points:
         child = os.fork()
@@ -30,7 +31,7 @@ def main(address: str, options: str, *points: str) -> None:
             failpoints.arm(point)
             status = 1
             try:
-                semel.relay(address, **given)
+                run(address, **given)
                 status = 0
             finally:
                 sys.stderr.flush()

@@ -67,7 +67,11 @@ def decide_capture(
         )
     position = CapturePosition.decode(progress.position)
     _check_history(options, progress, identity, position, now_lsn, end_of)
-    _check_slot(options, progress, identity, position, slot)
+    check_slot(options, position, slot)
+    if progress.source.get("publication") != identity.get("publication"):
+        raise _loss(
+            options, f"The publication {options.publication!r} is gone, or was made again. {_last_change(position)}"
+        )
     return position
 
 
@@ -92,14 +96,9 @@ def _check_history(
         )
 
 
-def _check_slot(
-    options: CaptureOptions,
-    progress: RelayProgress,
-    identity: Identity,
-    position: CapturePosition,
-    slot: SlotState | None,
-) -> None:
-    after = f"The last change that was written lies before {format_lsn(position.lsn)}."
+def check_slot(options: CaptureOptions, position: CapturePosition, slot: SlotState | None) -> None:
+    """Raises if the slot does not have everything from the position on."""
+    after = _last_change(position)
     if slot is None:
         raise _loss(options, f"The replication slot {options.slot!r} is gone. {after}")
     if slot.lost_because is not None:
@@ -114,8 +113,10 @@ def _check_slot(
             f"The replication slot {options.slot!r} was made again, or moved on by something else: it begins at "
             f"{format_lsn(slot.confirmed_lsn or 0)}. {after}",
         )
-    if progress.source.get("publication") != identity.get("publication"):
-        raise _loss(options, f"The publication {options.publication!r} is gone, or was made again. {after}")
+
+
+def _last_change(position: CapturePosition) -> str:
+    return f"The last change that was written lies before {format_lsn(position.lsn)}."
 
 
 def _loss(options: CaptureOptions, what: str) -> ConfigError:

@@ -19,7 +19,7 @@ from semel.bridges.capture.checks import (
     make_publication,
     published_rows,
 )
-from semel.bridges.capture.decide import decide_capture
+from semel.bridges.capture.decide import check_slot, decide_capture
 from semel.bridges.capture.lsn import end_of_timeline, parse_lsn
 from semel.bridges.capture.options import CaptureOptions
 from semel.bridges.capture.pgoutput import Begin, Commit, Relation, decode
@@ -189,6 +189,8 @@ class CaptureSource(RowSource):
         target = parse_lsn(str(self._database.scalar("SELECT pg_current_wal_flush_lsn()::text")))
         connection = self._connection()
         connection.start(self._options.slot, self._options.publication, start.lsn)
+        # It cannot change hands any more. The server would begin later without a word if the slot does.
+        check_slot(self._options, start, self._slot())
         self._confirmed = start.lsn
         self._stream = _Stream(connection, start, target, self._table_format, self._rows)
         return self._stream
