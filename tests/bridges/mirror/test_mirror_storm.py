@@ -87,7 +87,7 @@ class Watch:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._stop = threading.Event()
-        self._missing: dict[str, int] = {}
+        self._missing: dict[str, Any] = {}
         self._since: dict[str, float] = {}
         self.records = 0
         self.longest_half_s = 0.0
@@ -116,8 +116,7 @@ class Watch:
     def _note(self, value: dict[str, Any]) -> None:
         self.records += 1
         name = value["transaction"]
-        left: int = self._missing.get(name, value["of"]) - 1
-        self._missing[name] = left
+        left = self._missing[name] = self._missing.get(name, value["of"]) - 1
         assert left >= 0, f"{name} has more records than it wrote"
         now = time.monotonic()
         since = self._since.setdefault(name, now)
