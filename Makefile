@@ -79,6 +79,7 @@ conformance-whole: setup ## the same with 100,000 messages a client and every cl
 chaos: setup ## kill the embedded broker 200 times, crash its disk at every boundary, kill Spark at every step (Java 17+, Maven)
 	@scripts/need-java.sh mvn
 	@SEMEL_CHAOS_KILLS="$${SEMEL_CHAOS_KILLS:-200}" SEMEL_SPARK_KILLS="$${SEMEL_SPARK_KILLS:-44}" \
+	SEMEL_MIRROR_TRANSACTIONS="$${SEMEL_MIRROR_TRANSACTIONS:-20000}" \
 	SEMEL_SPARK_CLUSTER_KILLS="$${SEMEL_SPARK_CLUSTER_KILLS:-20}" \
 	SEMEL_SPARK_CLUSTER_RECORDS="$${SEMEL_SPARK_CLUSTER_RECORDS:-2000000}" $(BIN)/pytest -m chaos -n 2 --dist loadfile --durations=25
 

@@ -136,9 +136,10 @@ class Writer:
         self._number += 1
         transaction = f"{self._name}-{self._number}"
         self._begin()
-        for number in range(rng.randint(2, 6)):
+        count = rng.randint(2, 6)
+        for number in range(count):
             topic = rng.choice(list(self.topics))
-            value = json.dumps({"transaction": transaction, "number": number}).encode()
+            value = json.dumps({"transaction": transaction, "number": number, "of": count}).encode()
             headers = [("n", str(number).encode()), ("empty", None)] if rng.random() < 0.5 else []
             key = f"k{rng.randint(0, 9)}".encode() if rng.random() < 0.8 else None
             self._send(topic, rng.randrange(self.topics[topic]), key, value, headers, 1_600_000_000_000 + number)

@@ -194,6 +194,18 @@ def test_source_and_target_in_one_cluster_need_another_name(scene: Scene) -> Non
         scene.mirror(target=scene.source)
 
 
+def test_another_source_under_the_same_name_is_refused_and_fences_nobody(scene: Scene) -> None:
+    """Positions of one cluster mean nothing in another."""
+    topic = scene.create("orders")
+    create(scene.target, topic, 2)
+    with RunningMirror(scene.options()) as mirror:
+        with pytest.raises(semel.ConfigError, match="where its positions mean nothing"):
+            scene.mirror(source=scene.target, rename="x.{topic}")
+        send(scene.source, topic, "one")
+        wait_until(lambda: values(scene.target, topic) == ["one"], "the record")
+    assert mirror.error is None
+
+
 def test_after_a_failover_the_other_direction_begins_where_the_first_one_ended(scene: Scene) -> None:
     """What clients write at the target after the failover comes back, once; what had come from the source does not."""
     topic = scene.create("orders")

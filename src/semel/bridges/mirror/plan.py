@@ -8,23 +8,44 @@ from dataclasses import replace
 from semel.bridges.mirror.options import MirrorOptions
 from semel.bridges.mirror.progress import MirrorState, PartitionState, TopicState
 from semel.bridges.mirror.source import Source, SourceTopic
-from semel.bridges.mirror.target import Target, read_states
+from semel.bridges.mirror.target import Target, read_state, read_states
 from semel.bridges.retries import LOG
+from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.client.offsets import edge_offsets
 from semel.client.partitions import TopicPartition
+from semel.client.settings import parse_config
 from semel.errors import ConfigError, OffsetOutOfRange, TopicRecreated
+
+
+def check_before(options: MirrorOptions, source: Source) -> None:
+    """What can be wrong is found out before a mirror of this name that works is fenced."""
+    source_cluster = source.admin.describe_cluster().cluster_id
+    if not source.topics():
+        LOG.warning("The source has no topic that matches %r yet.", options.topics.pattern)
+    with Cluster(parse_config(options.target).client) as target:
+        _check_source(options, read_state(target, options.name, is_owner=False), source_cluster)
+        is_one = Admin(target).describe_cluster().cluster_id == source_cluster
+    if is_one and options.rename == "{topic}":
+        raise ConfigError(
+            "Source and target are one cluster, so topics would be copied into themselves; nothing was mirrored. "
+            "Name another cluster, or rename the topics."
+        )
+
+
+def _check_source(options: MirrorOptions, state: MirrorState | None, source_cluster: str) -> None:
+    if state is not None and state.source_cluster != source_cluster:
+        raise ConfigError(
+            f"Mirror {options.name!r} has mirrored cluster {state.source_cluster} until now, and this is cluster "
+            f"{source_cluster}, where its positions mean nothing. Nothing was mirrored. Use another name."
+        )
 
 
 def plan(options: MirrorOptions, source: Source, target: Target, topics: Mapping[str, SourceTopic]) -> MirrorState:
     """The state to go on from: what was committed, with every topic and partition that is new. Writes nothing."""
     source_cluster = source.admin.describe_cluster().cluster_id
     state = target.state() or MirrorState(source_cluster)
-    if state.source_cluster != source_cluster:
-        raise ConfigError(
-            f"Mirror {options.name!r} has mirrored cluster {state.source_cluster} until now, and this is cluster "
-            f"{source_cluster}, where its positions mean nothing. Nothing was mirrored. Use another name."
-        )
+    _check_source(options, state, source_cluster)
     returning = _returning(source, target.admin.describe_cluster().cluster_id)
     planned = dict(state.topics)
     for name, topic in topics.items():

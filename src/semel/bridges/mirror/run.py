@@ -11,7 +11,7 @@ from semel.bridges.failpoints import reach
 from semel.bridges.mirror.cuts import CutFinder, Piece, in_portions
 from semel.bridges.mirror.groups import GroupCarrier, Translator
 from semel.bridges.mirror.options import MirrorOptions
-from semel.bridges.mirror.plan import plan, skip_lost
+from semel.bridges.mirror.plan import check_before, plan, skip_lost
 from semel.bridges.mirror.progress import MirrorState
 from semel.bridges.mirror.records import Copied, copy_batches
 from semel.bridges.mirror.report import MirrorProgress, MirrorReport, WaitingTransaction
@@ -23,7 +23,6 @@ from semel.client.partitions import TopicPartition
 from semel.errors import (
     BrokerUnreachable,
     CommitUnknown,
-    ConfigError,
     ConnectionLost,
     KafkaError,
     OffsetOutOfRange,
@@ -111,12 +110,11 @@ class MirrorRun:
                     self._retries.wait_after(error)
 
     def _wait_target(self) -> Target | None:
-        """Take the name over, once both sides answer and nothing speaks against it."""
+        """Take the name over, once both sides answer and nothing speaks against it: a mirror that works is fenced."""
         while not self.is_stopping():
             try:
                 with closing(Source(self.options)) as source:
-                    if not source.topics():
-                        LOG.warning("The source has no topic that matches %r yet.", self.options.topics.pattern)
+                    check_before(self.options, source)
                 return Target(self.options)
             except SemelError as error:
                 if not _is_passing(error):
@@ -209,13 +207,6 @@ class _Route:
     def _begin(self) -> MirrorState:
         committed = self._target.state()
         state = plan(self._options, self._source, self._target, self._topics)
-        if self._source_cluster == self._target_cluster and any(
-            name == topic.target for name, topic in state.topics.items()
-        ):
-            raise ConfigError(
-                "Source and target are one cluster, so topics would be copied into themselves; nothing was mirrored. "
-                "Name another cluster, or rename the topics."
-            )
         if self._options.lost == "go-on":
             state, lost = skip_lost(state, self._source)
             self._run.report.lost += lost
