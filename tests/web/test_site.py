@@ -156,13 +156,14 @@ def test_a_folder_of_anything_is_no_danger(tmp_path: Path, place: Scene) -> None
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "verdict.json").write_text('{"is_clean": true, "checked": 7, "anomalies": [3, {"count": "x"}]}')
     (tmp_path / "a" / "run.json").write_bytes(b"\xff")
-    (tmp_path / "secret.html").symlink_to("/etc/passwd")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "secret.html").symlink_to("/etc/passwd")
     with running_page(place.settings, reports=tmp_path) as running:
         listed = running.get("/reports")
         assert (listed.status, listed.text.count("exactly once</span>")) == (200, 1)
         assert "secret" not in listed.text
         assert running.get("/report", name="a").status == 200
-        assert running.get("/report/page", name="secret.html").status != 200
+        assert running.get("/report/page", name="b/secret.html").status != 200
 
 
 # -- hostile content -------------------------------------------------------------------------------------------------
