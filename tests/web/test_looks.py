@@ -67,6 +67,8 @@ def test_a_page_about_a_cluster_that_is_not_there_says_so() -> None:
     with running_page({"bootstrap.servers": "127.0.0.1:1"}) as page:
         answer = page.settled("/topics")
         assert (answer.status, 'class="banner bad"' in answer.text) == (502, True)
+        overview = page.until(lambda text: "…</b>" not in text, "/")
+        assert '<a id="tile-open" href="/transactions"><b>-</b>' in overview.text
 
 
 def test_what_was_seen_stays_when_the_next_look_fails() -> None:
