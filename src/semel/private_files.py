@@ -25,7 +25,9 @@ def write_private_text(path: Path, text: str) -> None:
         file.write(text)
 
 
-def refuse_readable_by_all(path: str, what: str, *, what_not: str = "the broker did not start") -> None:
+def refuse_readable_by_all(path: str, what: str, *, consequence: str = "the broker did not start") -> None:
     """Raise ConfigError if every user of this machine can read the secrets in `path`. `what` names the file."""
     if os.stat(path).st_mode & stat.S_IROTH:
-        raise ConfigError(f"{what} {path} can be read by everybody on this machine, so {what_not}: chmod 600 {path}.")
+        raise ConfigError(
+            f"{what} {path} can be read by everybody on this machine, so {consequence}: chmod 600 {path}."
+        )

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from semel.client.cluster import _wait_readable  # pyright: ignore[reportPrivateUsage]
+from semel.client.cluster import wait_readable  # pyright: ignore[reportPrivateUsage]
 
 
 def test_sockets_are_waited_for_beyond_the_first_thousand_file_descriptors() -> None:
@@ -22,7 +22,7 @@ def test_sockets_are_waited_for_beyond_the_first_thousand_file_descriptors() -> 
     try:
         assert right.fileno() > 1_023
         left.sendall(b"answer")
-        assert _wait_readable([right], 1.0) == [right]  # type: ignore[list-item]
+        assert wait_readable([right], 1.0) == [right]  # type: ignore[list-item]
     finally:
         for each in filler:
             os.close(each)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import re
+import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from semel.client.producer import Producer
 from semel.inspect.shown import show_text
 from semel.inspect.transactions import held_partitions, open_transactions
 from semel.records.reference import Record
+from semel.testing.certificates import make_certificates
 
 STATUS = re.compile(r'<tr class="(\w+)"><th class="number" scope="row"><a id="offset-(\d+)"')
 
@@ -156,13 +159,14 @@ def test_a_folder_of_anything_is_no_danger(tmp_path: Path, place: Scene) -> None
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "verdict.json").write_text('{"is_clean": true, "checked": 7, "anomalies": [3, {"count": "x"}]}')
     (tmp_path / "a" / "run.json").write_bytes(b"\xff")
-    (tmp_path / "secret.html").symlink_to("/etc/passwd")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "secret.html").symlink_to("/etc/passwd")
     with running_page(place.settings, reports=tmp_path) as running:
         listed = running.get("/reports")
         assert (listed.status, listed.text.count("exactly once</span>")) == (200, 1)
         assert "secret" not in listed.text
         assert running.get("/report", name="a").status == 200
-        assert running.get("/report/page", name="secret.html").status != 200
+        assert running.get("/report/page", name="b/secret.html").status != 200
 
 
 # -- hostile content -------------------------------------------------------------------------------------------------
@@ -358,6 +362,22 @@ def test_a_login_is_asked_for_and_forms_belong_to_their_session(place: Scene) ->
         assert csrf_of(page.get("/topics", {"Cookie": f"semel_session={other}"}).text) != token
         assert page.post("/logout", {"csrf": token}).status == 303
         assert page.get("/topics").status == 303
+
+
+def test_over_tls_the_cookie_is_sent_over_tls_alone(place: Scene, tmp_path: Path) -> None:
+    """The certificate is the one that was given."""
+    made = make_certificates()
+    path = tmp_path / "page.pem"
+    path.write_text(made.server.key_pem + made.server.certificate_pem)
+    with running_page(place.settings, password="open sesame", certificate=str(path)) as page:
+        trust = ssl.create_default_context(cadata=made.ca_pem)
+        connection = http.client.HTTPSConnection("localhost", page.port, timeout=30, context=trust)
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        connection.request("POST", "/login", "password=open+sesame", form)
+        answer = connection.getresponse()
+        assert answer.status == 303
+        assert "secure" in (answer.getheader("set-cookie") or "").lower()
+        connection.close()
 
 
 def test_guessing_passwords_is_slow(place: Scene) -> None:

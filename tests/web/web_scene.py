@@ -190,11 +190,15 @@ def write_report(folder: Path, name: str, *, is_clean: bool, text: str = "a cycl
 
 
 def open_many(bootstrap: str, topic: str, *, partitions: int, transactions: int) -> None:
-    """So many transactions that stay open, one after another in the partitions of a topic. With raw requests: a
-    producer for each would need thousands of connections."""
+    """So many transactions that stay open, one after another in the partitions of a topic, and a group of its name.
+
+    With raw requests: a producer for each would need thousands of connections.
+    """
     settings = parse_config({"bootstrap.servers": bootstrap, "default.api.timeout.ms": 60_000})
     with Cluster(settings.client) as cluster:
-        Admin(cluster).create_topics(topic, partitions=partitions)
+        admin = Admin(cluster)
+        admin.create_topics(topic, partitions=partitions)
+        admin.commit_offsets(topic, {(topic, number): 0 for number in range(partitions)})
         node = cluster.leader(topic, 0).node
         for start in range(0, transactions, 500):
             _open_some(cluster, node, topic, partitions, range(start, min(start + 500, transactions)))

@@ -91,7 +91,7 @@ def ui(
 def _read_password(path: str) -> str:
     try:
         text = Path(path).read_text(encoding="utf-8").strip("\r\n")
-        refuse_readable_by_all(path, "The password file", what_not="the page was not started")
+        refuse_readable_by_all(path, "The password file", consequence="the page was not started")
     except OSError as error:
         raise ConfigError(f"The password file {path!r} cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError:

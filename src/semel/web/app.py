@@ -30,12 +30,15 @@ from semel.web.views.reports import report, report_page, reports
 from semel.web.views.topics import records, topic, topics
 from semel.web.views.transactions import after_ending, before_ending, end, look_at_open, transaction, transactions
 
+_SETUP_TIMEOUT_MS: Final = 3_000
+"""Of a new connection, unless the user says otherwise: no deadline ends it earlier."""
 _STATIC: Final = Path(__file__).parent / "static"
 
 
 def build_app(settings: SiteSettings) -> Starlette:
     """The site for one cluster. Nothing is asked of it before the application starts."""
-    looks = SharedLooks(ClusterPool(parse_config(settings.client_settings).client))
+    given = {"socket.connection.setup.timeout.ms": _SETUP_TIMEOUT_MS, **settings.client_settings}
+    looks = SharedLooks(ClusterPool(parse_config(given).client))
     sessions = Sessions(settings.password, is_secure=settings.certificate is not None)
     site = Site(settings, looks, sessions)
 

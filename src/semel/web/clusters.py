@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from semel.client.cluster import Cluster, wait_readable
 from semel.client.config import ClientConfig
-from semel.client.connection import Connection
+from semel.client.connection import Connection, Stream, connect_tcp
 from semel.errors import ConfigError, SemelError
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class _Timed:
     def __init__(self, pool: ClusterPool, config: ClientConfig) -> None:
         self._pool = pool
         self.deadline = math.inf
-        self.cluster = Cluster(config, sleep=self._sleep, wait_readable=self._wait_readable)
+        self.cluster = Cluster(config, sleep=self._sleep, connect=self._connect, wait_readable=self._wait_readable)
 
     def _left_s(self) -> float:
         left = self.deadline - time.monotonic()
@@ -87,6 +87,9 @@ class _Timed:
 
     def _sleep(self, seconds: float) -> None:
         time.sleep(min(seconds, self._left_s()))
+
+    def _connect(self, host: str, port: int, timeout_s: float) -> Stream:
+        return connect_tcp(host, port, min(timeout_s, self._left_s()))
 
     def _wait_readable(self, connections: Iterable[Connection], timeout_s: float) -> list[Connection]:
         return wait_readable(connections, min(timeout_s, self._left_s(), _SLICE_S))

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
+from semel.errors import KafkaError
 from semel.web.site import site_of
 from semel.web.views.pipelines import FRESH_S as PIPELINES_FRESH_S
 from semel.web.views.pipelines import look_at_pipelines
@@ -38,8 +39,15 @@ def _look_at_cluster(cluster: Cluster) -> ClusterNow:
         cluster.transaction_protocol,
         len(topics),
         sum(map(len, topics.values())),
-        len(Admin(cluster).list_groups()),
+        _count_groups(cluster),
     )
+
+
+def _count_groups(cluster: Cluster) -> int | None:
+    try:
+        return len(Admin(cluster).list_groups())
+    except KafkaError:
+        return None
 
 
 async def overview(request: Request) -> Response:

@@ -59,7 +59,8 @@ class TopicsNow:
 def look_at_topics(cluster: Cluster, wanted: str, page: int) -> TopicsNow:
     """Topics whose name holds `wanted`."""
     every = cluster.list_topics()
-    names = sorted(name for name in every if wanted in name)
+    # Kafka's own topics come last.
+    names = sorted((name for name in every if wanted in name), key=lambda name: (name.startswith("__"), name))
     paging = Paging(page, _TOPICS, len(names))
     shown = names[paging.start : paging.end]
     places = [TopicPartition(name, number) for name in shown for number, led in every[name].items() if led.node >= 0]
