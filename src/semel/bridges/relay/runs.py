@@ -15,6 +15,7 @@ from semel.bridges.relay.letters import RelayLetters
 from semel.bridges.relay.options import RelayOptions
 from semel.bridges.relay.progress import RelayProgress, decide_start
 from semel.bridges.relay.publisher import Publisher, progress_topic, read_progress
+from semel.bridges.relay.read_ahead import ReadAhead
 from semel.bridges.relay.routes import Routed, route
 from semel.bridges.relay.row_source import Identity, Portion, Position, RowSource
 from semel.bridges.relay.waking import Clock, Waker
@@ -82,6 +83,7 @@ class RelayRun:
         self._config = options.producer_config
         self._is_stopping = is_stopping
         self._waker = waker or Clock()
+        self._ahead = ReadAhead(source)
         self._letters = None
         if options.dead_letter is not None:
             self._letters = RelayLetters(options.dead_letter, options.dead_letter_max, options.table)
@@ -97,6 +99,7 @@ class RelayRun:
     def go(self, idle_ms: float | None, on_ready: Callable[[], None] | None = None) -> None:
         with ExitStack() as stack:
             stack.callback(self._source.close)
+            stack.callback(self._ahead.close)
             stack.callback(self._waker.close)
             if self._until_the_database_answers(self._look_before) is None:
                 return
@@ -173,6 +176,8 @@ class RelayRun:
         must_prepare = must_recover = False
         while not self._is_stopping():
             try:
+                if must_recover or must_prepare:
+                    self._ahead.forget()
                 if must_recover:
                     self._recover(publisher)
                     must_recover = False
@@ -183,6 +188,7 @@ class RelayRun:
                 if is_idle and time.monotonic() - self._published_at >= _KEEP_ALIVE_S:
                     self._publish(publisher, pa.table({}), Routed(pa.table({}), []), self._position, 0)
             except DatabaseError as error:
+                self._ahead.forget()
                 self._source.close()
                 must_prepare = True
                 self._database_retries.failed(error)
@@ -227,11 +233,13 @@ class RelayRun:
 
     def _step(self, publisher: Publisher) -> bool:
         """Relay the next rows. True if there were none."""
-        portion = self._source.next(self._position, self._options.rows_max)
+        portion = self._ahead.next(self._position, self._options.rows_max)
         if portion.is_idle or not portion.rows.num_rows:
             self._position = portion.end  # no row lies between, so it need not be written
             return portion.is_idle
         reach("relay_rows_read")
+        if portion.has_more and not self._options.delete:  # which takes its turn at the same connection
+            self._ahead.begin(portion.end, self._options.rows_max)
         self._position = self._relay_portion(publisher, portion)
         if self._options.delete:
             self.report.deleted += self._source.delete_done(self._position)
