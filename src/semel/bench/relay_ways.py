@@ -1,7 +1,7 @@
 """One way of bringing rows of an outbox in Postgres to Kafka, in a process of its own that is bound to one core.
 
-`python -m semel.bench.relay_ways WAY OPTIONS` relays what is there and prints what it took, or with `serve` relays until
-its input ends.
+`python -m semel.bench.relay_ways WAY OPTIONS` relays what is there and prints what it took, or with `serve` relays
+until its input ends.
 """
 
 from __future__ import annotations

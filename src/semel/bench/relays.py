@@ -1,7 +1,7 @@
 """Out of an outbox in Postgres into Kafka: Semel's relay beside a loop by hand without guarantees.
 
-Each way runs in a process of its own on one core, with the same rows, and they take turns. Latency is from the commit of
-a row to the moment at which a reader of committed records has it, one row at a time.
+Each way runs in a process of its own on one core, with the same rows, and they take turns. Latency is from the commit
+of a row to the moment at which a reader of committed records has it, one row at a time.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _IDS_MAX: Final = 200_000
 """How many ids are looked up at once: 3 MB, and few enough scans for a table with millions of rows."""
 _DELETED_AT_ONCE: Final = 10_000
 _WARN_AGAIN_S: Final = 60.0
-_FINITE: Final = "CASE WHEN isfinite({0}) THEN {0}::timestamptz END"
+_FINITE: Final = "CASE WHEN isfinite({0}) THEN {1} END"
 """Infinity has no milliseconds; such a row gets the time at which it is relayed."""
 
 
@@ -184,9 +184,8 @@ class PostgresSource(RowSource):
         at = rows.column_names.index("timestamp")
         times = rows.column("timestamp")
         if pa.types.is_timestamp(times.type):
-            times = (
-                pc.floor_temporal(times, unit="millisecond").cast(pa.timestamp("ms", times.type.tz)).cast(pa.int64())
-            )
+            whole = pc.floor_temporal(times, unit="millisecond")
+            times = whole.cast(pa.timestamp("ms", times.type.tz)).cast(pa.int64())
         return rows.set_column(at, "timestamp", times)
 
     def _due(self, interval: Interval) -> str:
@@ -213,7 +212,9 @@ class PostgresSource(RowSource):
             return "NULL::bigint"
         kind = self._types[column]
         if kind.startswith("timestamp") or kind == "date":
-            return _FINITE.format(quote(column))
+            name = quote(column)
+            # Without a time zone it is UTC's, whatever the session's is.
+            return _FINITE.format(name, name if "with time zone" in kind else f"{name}::timestamp AT TIME ZONE 'UTC'")
         if kind in ("bigint", "integer"):
             return f"{quote(column)}::bigint"
         raise ConfigError(
