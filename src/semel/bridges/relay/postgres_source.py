@@ -184,7 +184,7 @@ class PostgresSource(RowSource):
         at = rows.column_names.index("timestamp")
         times = rows.column("timestamp")
         if pa.types.is_timestamp(times.type):
-            whole = pc.floor_temporal(times, unit="millisecond")
+            whole = pc.call_function("floor_temporal", [times], pc.RoundTemporalOptions(unit="millisecond"))
             times = whole.cast(pa.timestamp("ms", times.type.tz)).cast(pa.int64())
         return rows.set_column(at, "timestamp", times)
 
