@@ -28,6 +28,7 @@ PUBLIC = {
     "Kafka",
     "KafkaSink",
     "Inbox",
+    "Outbox",
     "Outcome",
     "Postgres",
     "Producer",

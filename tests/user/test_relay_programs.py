@@ -70,3 +70,40 @@ def test_every_order_of_a_shop_is_in_kafka_once_though_relay_and_shop_are_killed
     for order, version in found:
         assert version == highest[order] + 1
         highest[order] = version
+
+
+def test_two_instances_of_a_shop_relay_their_own_orders_though_they_are_killed(scene: Scene, server: Postgres) -> None:
+    """G3: no relay of its own runs. Whoever relays is killed, the other one goes on; every order is there once."""
+    scene.create("orders")
+
+    def shop() -> Running:
+        addresses = [f"DATABASE_URL={server.uri}", f"BOOTSTRAP={scene.bootstrap}"]
+        return scene.start_command("/usr/bin/env", *addresses, sys.executable, str(PROGRAMS / "shop_with_own_relay.py"))
+
+    def placed() -> list[int]:
+        try:
+            with psycopg.connect(server.uri) as connection:
+                return [order for (order,) in connection.execute("SELECT id FROM orders").fetchall()]
+        except psycopg.errors.UndefinedTable:
+            return []
+
+    def relayed() -> list[int]:
+        return [json.loads(record.value)["order"] for record in scene.read("orders")]
+
+    instances = [shop()]
+    scene.wait(lambda: len(relayed()) > 20, "orders in Kafka", instances[0])
+    instances.append(shop())
+    for _ in range(3):
+        instances.pop(0).stop("kill")  # the one that relays
+        before = len(relayed())
+        scene.wait(lambda before=before: len(relayed()) > before + 50, "the other one to relay", instances[0])
+        instances.append(shop())
+    instances.pop().stop("kill")
+    instances[0].stop("kill")
+    ended = placed()
+    last = shop()
+    scene.wait(lambda: set(ended) <= set(relayed()), "what the dead had left", last)
+    last.stop("kill")
+    found = Counter(relayed())
+    assert max(found.values()) == 1
+    assert set(found) <= set(placed())

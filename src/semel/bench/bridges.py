@@ -1,4 +1,5 @@
-"""Out of Kafka and out of Spark into Postgres: Semel's targets beside loops by hand and Spark's JDBC writer.
+"""Out of Kafka and out of Spark into Postgres: Semel's targets beside loops by hand and Spark's JDBC writer. And out of
+an outbox in Postgres into Kafka: `relays.py`.
 
 Postgres runs on the same machine with its own defaults, so every commit is synced. All ways write the same rows and
 take turns. The limit is `COPY` of rows that were put into Postgres' text format beforehand.
@@ -24,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from confluent_kafka import Consumer, Message
 
+from semel.bench import relays
 from semel.bench.client import QUICK_FETCHES, kafka_to_measure, new_topic, settings_line
 from semel.bench.copiers import fill
 from semel.bench.report import Bar, Row, Section
@@ -58,6 +60,7 @@ Turns = dict[str, list[float]]
 def run(records: int = ROWS, rounds: int = ROUNDS) -> Section:
     """The section `bridges` of `semel bench`."""
     with PostgresServer(has_defaults=True, password="bench") as server:
+        relay_rows, relay_bars, relay_notes = relays.measure(server, records // 2, rounds)
         session = _session_turns(server, records, rounds)
         spark = _spark_turns(server, records, rounds)
         version = _ask(server, "SHOW server_version")
@@ -66,7 +69,7 @@ def run(records: int = ROWS, rounds: int = ROUNDS) -> Section:
         name="bridges",
         timed=f"rows a second, {records:,} rows, {rounds} turns each",
         columns=("best", "median", "median, times the other way", "median, times COPY"),
-        rows=(*_rows("from Kafka", session, loop), *_rows("from Spark", spark, "JDBC, {index}")),
+        rows=(*_rows("from Kafka", session, loop), *_rows("from Spark", spark, "JDBC, {index}"), *relay_rows),
         bars=(
             Bar(
                 "session, append, against a loop by hand without guarantees", SESSION_BAR, _over(session, "semel", loop)
@@ -74,6 +77,7 @@ def run(records: int = ROWS, rounds: int = ROUNDS) -> Section:
             Bar("Spark, append, against JDBC", APPEND_BAR, _over(spark, "append, no index", "JDBC, no index")),
             Bar("Spark, append, index, against JDBC", APPEND_BAR, _over(spark, "append, index", "JDBC, index")),
             Bar("Spark, upsert, against JDBC append", UPSERT_BAR, _over(spark, "upsert, index", "JDBC, index")),
+            *relay_bars,
         ),
         notes=(
             f"Postgres {version}, same machine, its defaults. By hand: confluent-kafka with "
@@ -81,6 +85,7 @@ def run(records: int = ROWS, rounds: int = ROUNDS) -> Section:
             "write_row and the csv module counts.",
             f"JDBC: reWriteBatchedInserts=true, batchsize {JDBC_BATCH:,}, 2 tasks. COPY: text made beforehand. From "
             "Spark, times the other way: JDBC's append, with or without the index.",
+            *relay_notes,
         ),
     )
 

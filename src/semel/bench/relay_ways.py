@@ -1,7 +1,7 @@
 """One way of bringing rows of an outbox in Postgres to Kafka, in a process of its own that is bound to one core.
 
-`python -m semel.bench.relay_ways WAY OPTIONS` relays what is there and prints what it took, or with `serve` relays until
-its input ends.
+`python -m semel.bench.relay_ways WAY OPTIONS` relays what is there and prints what it took, or with `serve` relays
+until its input ends.
 """
 
 from __future__ import annotations
@@ -31,8 +31,14 @@ WRITING: Final = {
 
 def by_semel(options: Mapping[str, Any], stop: threading.Event, ready: Callable[[], None]) -> int:
     """`semel.relay`: exactly once, with its progress in Kafka."""
-    given = {"name": options["name"], "bootstrap": options["bootstrap"], "stop": stop, "on_ready": ready}
-    return relay(options["database"], **given, **({} if options["serve"] else {"idle_ms": 0})).rows
+    return relay(
+        options["database"],
+        name=options["name"],
+        stop=stop,
+        on_ready=ready,
+        idle_ms=None if options["serve"] else 0,
+        settings={"bootstrap.servers": options["bootstrap"]},
+    ).rows
 
 
 def by_hand(options: Mapping[str, Any], stop: threading.Event, ready: Callable[[], None]) -> int:

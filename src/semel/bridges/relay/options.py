@@ -13,7 +13,7 @@ from semel.client.settings import parse_config
 from semel.errors import ConfigError
 
 DEFAULT_PROGRESS_TOPIC: Final = "semel-relay-progress"
-ROWS_MAX: Final = 10_000
+ROWS_MAX: Final = 50_000
 POLL_MS: Final = 100.0
 RETRY_S: Final = 300.0
 

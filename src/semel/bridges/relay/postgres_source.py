@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from semel.bridges.merge import literal, quote, quote_table
 from semel.bridges.postgres import PostgresDatabase
@@ -25,7 +26,7 @@ _IDS_MAX: Final = 200_000
 """How many ids are looked up at once: 3 MB, and few enough scans for a table with millions of rows."""
 _DELETED_AT_ONCE: Final = 10_000
 _WARN_AGAIN_S: Final = 60.0
-_EPOCH_MS: Final = "CASE WHEN isfinite({0}) THEN floor(extract(epoch FROM {0}) * 1000) END"
+_FINITE: Final = "CASE WHEN isfinite({0}) THEN {1} END"
 """Infinity has no milliseconds; such a row gets the time at which it is relayed."""
 
 
@@ -89,7 +90,7 @@ class PostgresSource(RowSource):
         def position_at(done: int) -> Position:
             return (after_row(interval, rows.column("id")[done - 1].as_py()) if done < rows.num_rows else end).encode()
 
-        return Portion(rows, position_at)
+        return Portion(rows, position_at, has_more=not is_end)
 
     def _find(self, horizon: Horizon) -> _Waiting | None:
         """The ids that are due; None if nothing can be said now."""
@@ -169,7 +170,7 @@ class PostgresSource(RowSource):
             f"{self._bytes(columns.value)} AS value",
             f"{self._bytes(columns.key)} AS key",
             f"{f'{quote(columns.headers)}::text' if columns.headers else 'NULL::text'} AS headers",
-            f"({self._milliseconds(columns.timestamp)})::bigint AS timestamp",
+            f"{self._time(columns.timestamp)} AS timestamp",
             *(f"{quote(name)}::text AS {quote(TOPIC_COLUMN + name)}" for name in columns.topic),
         ]
         rows = self._database.query(
@@ -179,7 +180,13 @@ class PostgresSource(RowSource):
         for name in ("value", "key"):
             at = rows.column_names.index(name)
             rows = rows.set_column(at, name, rows.column(name).cast(pa.binary()))
-        return rows
+        # Postgres takes longer for the milliseconds of a row than for all the rest of it.
+        at = rows.column_names.index("timestamp")
+        times = rows.column("timestamp")
+        if pa.types.is_timestamp(times.type):
+            whole = pc.call_function("floor_temporal", [times], pc.RoundTemporalOptions(unit="millisecond"))
+            times = whole.cast(pa.timestamp("ms", times.type.tz)).cast(pa.int64())
+        return rows.set_column(at, "timestamp", times)
 
     def _due(self, interval: Interval) -> str:
         """`Interval.is_due` as SQL that an index on the transaction id can answer."""
@@ -199,14 +206,17 @@ class PostgresSource(RowSource):
             return "NULL::bytea"
         return quote(column) if self._types[column] == "bytea" else f"{quote(column)}::text"
 
-    def _milliseconds(self, column: str | None) -> str:
+    def _time(self, column: str | None) -> str:
+        """As a time of Postgres', or in milliseconds."""
         if column is None:
-            return "NULL"
+            return "NULL::bigint"
         kind = self._types[column]
         if kind.startswith("timestamp") or kind == "date":
-            return _EPOCH_MS.format(quote(column))
+            name = quote(column)
+            # Without a time zone it is UTC's, whatever the session's is.
+            return _FINITE.format(name, name if "with time zone" in kind else f"{name}::timestamp AT TIME ZONE 'UTC'")
         if kind in ("bigint", "integer"):
-            return quote(column)
+            return f"{quote(column)}::bigint"
         raise ConfigError(
             f"Column {column!r} of {self.table!r} is {kind}, which is no time. Nothing was relayed. Name a column of "
             "type timestamptz, or of milliseconds since 1970 (bigint), by timestamp=."

@@ -76,7 +76,7 @@ def relay(
         dead_letter_max       how many such rows a run may have (1,000)
         resume                what to do when the database is another one than before: "continue" or "all"
         progress_topic        where progress is kept ("semel-relay-progress")
-        transaction_rows_max  how many rows a Kafka transaction may have (10,000)
+        transaction_rows_max  how many rows a Kafka transaction may have (50,000)
         poll_ms               how often to look for new rows (100)
         wake                  look at once when the database tells of a commit (True)
         retry_s               for how many seconds a lost database or broker is tried again (300)

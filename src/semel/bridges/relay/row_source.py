@@ -41,6 +41,8 @@ class Portion:
     """Where the source stands when so many of the rows are done."""
     is_idle: bool = False
     """Nothing is due now."""
+    has_more: bool = False
+    """More rows were due when these were read, so that they may be read while these are written."""
 
     @property
     def end(self) -> Position:
@@ -60,7 +62,7 @@ def nothing_due(position: Position, *, is_idle: bool = True) -> Portion:
 
 
 class RowSource(ABC):
-    """One connection, used by one thread. It opens when it is first used, and again after it was lost."""
+    """One connection, used by one thread at a time. It opens when it is first used, and again after it was lost."""
 
     table: str
     """As the user has written it."""

@@ -15,6 +15,7 @@ from semel.bridges.relay.letters import RelayLetters
 from semel.bridges.relay.options import RelayOptions, Resume
 from semel.bridges.relay.progress import RelayProgress, decide_start
 from semel.bridges.relay.publisher import Publisher, progress_topic, read_progress
+from semel.bridges.relay.read_ahead import ReadAhead
 from semel.bridges.relay.routes import Routed, route
 from semel.bridges.relay.row_source import Identity, Portion, Position, RowSource
 from semel.bridges.relay.waking import Clock, Waker
@@ -85,6 +86,7 @@ class RelayRun:
         self._config = options.producer_config
         self._is_stopping = is_stopping
         self._waker = waker or Clock()
+        self._ahead = ReadAhead(source)
         self._letters = None
         if options.dead_letter is not None:
             self._letters = RelayLetters(options.dead_letter, options.dead_letter_max, options.table)
@@ -109,6 +111,7 @@ class RelayRun:
     def _go(self, idle_ms: float | None, on_ready: Callable[[], None] | None) -> None:
         with ExitStack() as stack:
             stack.callback(self._source.close)
+            stack.callback(self._ahead.close)
             stack.callback(self._waker.close)
             if self._until_the_database_answers(self._look_before) is None:
                 return
@@ -190,6 +193,8 @@ class RelayRun:
         must_prepare = must_recover = False
         while not self._is_stopping():
             try:
+                if must_recover or must_prepare:
+                    self._ahead.forget()
                 if must_recover:
                     self._recover(publisher)
                     must_recover = False
@@ -200,6 +205,7 @@ class RelayRun:
                 if is_idle and self._must_write():
                     self._publish(publisher, pa.table({}), Routed(pa.table({}), []), self._position, 0)
             except DatabaseError as error:
+                self._ahead.forget()
                 self._source.close()
                 must_prepare = True
                 RELAY_RETRIES.add(self._options.name, "database")
@@ -245,12 +251,18 @@ class RelayRun:
 
     def _step(self, publisher: Publisher) -> bool:
         """Relay the next rows. True if there were none."""
+<<<<<<< HEAD
         self._pipeline.looked()
         portion = self._source.next(self._position, self._options.rows_max)
+=======
+        portion = self._ahead.next(self._position, self._options.rows_max)
+>>>>>>> twophase
         if portion.is_idle or not portion.rows.num_rows:
             self._position = portion.end  # no row lies between, so it need not be written
             return portion.is_idle
         reach("relay_rows_read")
+        if portion.has_more and not self._options.delete:  # which takes its turn at the same connection
+            self._ahead.begin(portion.end, self._options.rows_max)
         self._position = self._relay_portion(publisher, portion)
         if self._options.delete:
             self.report.deleted += self._source.delete_done(self._position)

@@ -111,7 +111,7 @@ class SqliteSource(RowSource):
         def position_at(done: int) -> Position:
             return {"after": last if done >= rows.num_rows else rows.column("id")[done - 1].as_py()}
 
-        return Portion(rows, position_at)
+        return Portion(rows, position_at, has_more=count < len(waiting) or count == rows_max)
 
     def _read(self, after: int, last: int) -> pa.Table:
         columns = self._chosen
