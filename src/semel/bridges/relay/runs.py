@@ -251,12 +251,8 @@ class RelayRun:
 
     def _step(self, publisher: Publisher) -> bool:
         """Relay the next rows. True if there were none."""
-<<<<<<< HEAD
         self._pipeline.looked()
-        portion = self._source.next(self._position, self._options.rows_max)
-=======
         portion = self._ahead.next(self._position, self._options.rows_max)
->>>>>>> twophase
         if portion.is_idle or not portion.rows.num_rows:
             self._position = portion.end  # no row lies between, so it need not be written
             return portion.is_idle
