@@ -54,8 +54,14 @@ class RowMaker(ABC):
         """Whether it is an event at all."""
         return True
 
+    def row(self, event: Event[Change]) -> EventRow:
+        made = self._make(event)
+        if made.topic != self._ends:
+            return made
+        return made._replace(problem=f"{self._ends!r} is where the ends of transactions are, and takes no events.")
+
     @abstractmethod
-    def row(self, event: Event[Change]) -> EventRow: ...
+    def _make(self, event: Event[Change]) -> EventRow: ...
 
     def end(self, end: End) -> EventRow:
         """Its value is known when all events are routed."""
@@ -86,7 +92,7 @@ def _id(event: Event[Change]) -> str:
 class TableRows(RowMaker):
     """Every change of the tables, for consumers that build a copy."""
 
-    def row(self, event: Event[Change]) -> EventRow:
+    def _make(self, event: Event[Change]) -> EventRow:
         change = event.change
         headers = self._headers(event)
         headers += [
@@ -122,7 +128,7 @@ class OutboxRows(RowMaker):
     def takes(self, change: Change) -> bool:
         return change.operation in _ARRIVALS
 
-    def row(self, event: Event[Change]) -> EventRow:
+    def _make(self, event: Event[Change]) -> EventRow:
         change = event.change
         columns = self._choose(change)
         headers, problem = self._headers(event), None
