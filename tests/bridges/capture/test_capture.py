@@ -263,6 +263,9 @@ def test_an_outbox_by_its_inserts(source: Source) -> None:
     assert dict(one.headers)["semel.source.transaction"] == b"1"
     assert one.timestamp_ms == 1_577_836_800_000
     assert [end.events for end in source.ends()] == [1, 1, 1]
+    source.do(f"INSERT INTO outbox (topic, value) VALUES ('{source.name}.transactions', 'an end that is none')")
+    with pytest.raises(semel.RecordFailed, match="takes no events"):
+        source.capture(**options)
 
 
 def test_without_a_snapshot_readers_begin_with_the_first_change(source: Source, server: Postgres) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -16,51 +14,15 @@ from typing import Any
 
 import psycopg
 import pytest
-import relay_worker
+from capture_lives import AT_THE_BEGINNING, NUMBERS, PORTION, command, ids, insert, live, points_of_a_stream
 from capture_scene import SETTINGS, Source, broker, server, source
 from session_scene import wait_until
 
 import semel
-from semel.bridges.failpoints import CAPTURE_POINTS, RELAY_POINTS, STOP_VARIABLE, VARIABLE
+from semel.bridges.failpoints import STOP_VARIABLE, VARIABLE
 from semel.testing.postgres import Postgres
 
 __all__ = ["broker", "server", "source"]
-
-NUMBERS = "CREATE TABLE accounts (id int PRIMARY KEY, key int)"
-PORTION = 5
-AT_THE_BEGINNING = [
-    "relay_taken_over",
-    "relay_events_written",
-    "relay_progress_written",
-    "relay_end_sent",
-    "capture_slot_made",
-    "capture_snapshot_part",
-    "capture_snapshot_part:2",
-    "relay_events_written",
-    "relay_progress_written",
-]
-"""The first four die in the record that the name belongs to these tables; the rest in the snapshot."""
-
-
-def command(source: Source, *points: str, **options: Any) -> list[str]:
-    given = {**source.options, "run": "capture", "idle_ms": 0, "transaction_rows_max": PORTION, **options}
-    return [sys.executable, relay_worker.__file__, source.address, json.dumps(given), *points]
-
-
-def live(source: Source, *points: str, **options: Any) -> list[int]:
-    """Lives that end at these points; their exit statuses."""
-    done = subprocess.run(command(source, *points, **options), capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    return [int(status) for status in done.stdout.split()]
-
-
-def insert(source: Source, first: int, last: int) -> None:
-    source.do(f"INSERT INTO accounts SELECT n, n % 7 FROM generate_series({first}, {last}) n")
-
-
-def ids(source: Source) -> list[int]:
-    """Of all events, in the order of the source; those of each key must be in order in their partition too."""
-    return [one.value["id"] for one in source.changes()]
 
 
 def test_the_snapshot_is_there_once_though_the_capture_is_killed_at_every_point_of_its_beginning(
@@ -83,11 +45,7 @@ def test_every_change_is_there_once_though_the_capture_is_killed_at_every_point(
     """G2: each life dies at the next point, in its second portion; transactions are larger and smaller than one."""
     source.make(NUMBERS)
     source.capture()
-    points = [
-        point if point == "relay_taken_over" else f"{point}:2"
-        for point in (*RELAY_POINTS, *CAPTURE_POINTS)
-        if point not in ("relay_deleted", "capture_slot_made", "capture_snapshot_part")
-    ]
+    points = points_of_a_stream()
     count = (2 * PORTION * len(points) // 20 + 2) * 20
     for first in range(1, count, 20):
         insert(source, first, first + 11)

@@ -17,6 +17,7 @@ from session_scene import BROKER_CONFIG
 
 import semel
 from semel.bridges.relay.runs import RelayReport
+from semel.testing.apache_kafka import ApacheKafka
 from semel.testing.embedded import EmbeddedBroker
 from semel.testing.postgres import Postgres
 
@@ -146,7 +147,7 @@ def server() -> Iterator[Postgres]:
         yield server
 
 
-def in_postgres(server: Postgres, broker: EmbeddedBroker) -> Outbox:
+def in_postgres(server: Postgres, broker: EmbeddedBroker | ApacheKafka) -> Outbox:
     """A new database in a server."""
     name = f"shop_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(server.uri, autocommit=True) as connection:

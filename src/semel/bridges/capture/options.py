@@ -72,8 +72,11 @@ def make_capture_options(
     )
     if heartbeat_s <= 0:
         raise ConfigError(f"heartbeat_s={heartbeat_s:g} must be positive.")
-    if relay.topic.fixed == transactions_topic(name):
-        raise ConfigError(f"topic={topic!r} is where the ends of transactions are: events need a topic of their own.")
+    if transactions_topic(name) in (relay.topic.fixed, relay.dead_letter):
+        raise ConfigError(
+            f"{transactions_topic(name)!r} is where the ends of transactions are: events and dead letters need topics "
+            "of their own."
+        )
     slot = slot if slot is not None else slot_name(name)
     if not _SLOT.fullmatch(slot):
         raise ConfigError(f"slot={slot!r} cannot name a slot: it has 1 to 63 of a-z, 0-9 and _.")

@@ -107,8 +107,9 @@ class ReplicationConnection:
         [[_, lsn, snapshot, _]] = self._run(f"CREATE_REPLICATION_SLOT {quote(slot)} LOGICAL pgoutput {options}")
         return SlotMade(lsn, snapshot)
 
-    def drop_slot(self, slot: str) -> None:
-        self._run(f"DROP_REPLICATION_SLOT {quote(slot)} WAIT")
+    def drop_slot(self, slot: str, *, waits: bool = True) -> None:
+        """Raises if it is in use, unless it `waits` for its end."""
+        self._run(f"DROP_REPLICATION_SLOT {quote(slot)}{' WAIT' if waits else ''}")
 
     def timeline_history(self, timeline: int) -> str:
         [[_, history]] = self._run(f"TIMELINE_HISTORY {timeline}")
@@ -161,7 +162,8 @@ class ReplicationConnection:
                 self._connection.consume_input()
 
     def wait_readable(self, seconds: float) -> bool:
-        return bool(select.select([self._connection.socket], [], [], seconds)[0])
+        with self._translated():
+            return bool(select.select([self._connection.socket], [], [], seconds)[0])
 
     def confirm(self, lsn: int, *, wants_answer: bool = False) -> None:
         """Everything before `lsn` is safe, and the server may forget it."""

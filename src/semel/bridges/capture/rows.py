@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from semel.bridges.capture.changes import Change
+from semel.bridges.capture.changes import Change, TableFormat
 from semel.bridges.capture.lsn import format_lsn
 from semel.bridges.capture.options import CaptureOptions
 from semel.bridges.capture.positions import End, Event
@@ -54,8 +54,14 @@ class RowMaker(ABC):
         """Whether it is an event at all."""
         return True
 
+    def row(self, event: Event[Change]) -> EventRow:
+        made = self._make(event)
+        if made.topic != self._ends:
+            return made
+        return made._replace(problem=f"{self._ends!r} is where the ends of transactions are, and takes no events.")
+
     @abstractmethod
-    def row(self, event: Event[Change]) -> EventRow: ...
+    def _make(self, event: Event[Change]) -> EventRow: ...
 
     def end(self, end: End) -> EventRow:
         """Its value is known when all events are routed."""
@@ -86,7 +92,19 @@ def _id(event: Event[Change]) -> str:
 class TableRows(RowMaker):
     """Every change of the tables, for consumers that build a copy."""
 
-    def row(self, event: Event[Change]) -> EventRow:
+    def __init__(self, options: CaptureOptions) -> None:
+        super().__init__(options)
+        self._is_fixed = {"schema", "table"}.issuperset(self._template.columns)
+        self._topics: dict[TableFormat, str | None] = {}
+
+    def _topic(self, change: Change) -> str | None:
+        if not self._is_fixed:
+            return self._template.topic_for(lambda name: _place(change, name))
+        if change.table not in self._topics:
+            self._topics[change.table] = self._template.topic_for(lambda name: _place(change, name))
+        return self._topics[change.table]
+
+    def _make(self, event: Event[Change]) -> EventRow:
         change = event.change
         headers = self._headers(event)
         headers += [
@@ -96,7 +114,7 @@ class TableRows(RowMaker):
         ]
         if change.operation != "delete" and (unchanged := change.unchanged):
             headers.append((UNCHANGED_HEADER, json.dumps(unchanged).encode()))
-        topic = self._template.topic_for(lambda name: _place(change, name))
+        topic = self._topic(change)
         problem = change.problem
         if topic is None and problem is None:
             problem = "A column that its topic is made of is null, or is not known of this change."
@@ -122,7 +140,7 @@ class OutboxRows(RowMaker):
     def takes(self, change: Change) -> bool:
         return change.operation in _ARRIVALS
 
-    def row(self, event: Event[Change]) -> EventRow:
+    def _make(self, event: Event[Change]) -> EventRow:
         change = event.change
         columns = self._choose(change)
         headers, problem = self._headers(event), None

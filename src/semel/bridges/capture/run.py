@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -21,7 +22,7 @@ from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.client.dead_letter_topic import check_usable
 from semel.client.topic_rules import TopicLookup
-from semel.errors import ConfigError, DatabaseError, KafkaError, SemelError
+from semel.errors import ConfigError, DatabaseError, Fenced, KafkaError, SemelError
 from semel.wire import ErrorCode
 
 _SNAPSHOT_TIMEOUT_MS: Final = 900_000
@@ -35,6 +36,10 @@ class CaptureRun(RelayRun):
         super().__init__(source, options.relay, is_stopping, source.make_waker())
         self._capture = source
         self._chosen = options
+
+    def go(self, idle_ms: float | None, on_ready: Callable[[], None] | None = None) -> None:
+        with suppress(Stopped):
+            super().go(idle_ms, on_ready)
 
     # -- the start ---------------------------------------------------------------------------------------------------
 
@@ -68,26 +73,26 @@ class CaptureRun(RelayRun):
     # -- the snapshot ------------------------------------------------------------------------------------------------
 
     def _step(self, publisher: Publisher) -> bool:
-        try:
-            if self._position is not None:
-                return super()._step(publisher)
-            self._write_snapshot(publisher)
-        except Stopped:
-            return True
+        if self._position is not None:
+            return super()._step(publisher)
+        self._write_snapshot(publisher)
         return False
 
     def _write_snapshot(self, publisher: Publisher) -> None:
         """One Kafka transaction, so that it is seen whole, and can begin again from a new slot if anything fails."""
+        publisher.reopen(**{"transaction.timeout.ms": _SNAPSHOT_TIMEOUT_MS})
+        self._recover(publisher)
+        if self._position is not None:
+            return  # another capture of the name was here between, and has written it
         try:
-            portions = self._capture.begin()
-            publisher.reopen(**{"transaction.timeout.ms": _SNAPSHOT_TIMEOUT_MS})
-            parts = _SnapshotParts(self, publisher, portions)
+            parts = _SnapshotParts(self, publisher, self._capture.begin())
             written = publisher.publish_parts(parts, self._letter_topic, parts.progress)
-        except (DatabaseError, Stopped):
+        except DatabaseError:
             publisher.recover()
             raise
         except SemelError as error:
-            if not isinstance(error, PASSING):
+            # Of one that was fenced, the slot may be that of its successor.
+            if not isinstance(error, (*PASSING, Fenced)):
                 publisher.close()
                 self._capture.drop_slot()
             raise

@@ -63,7 +63,6 @@ class CaptureSource(RowSource):
         self._version = 0
         self._tables: list[CapturedTable] = []
         self._identity: Identity = {}
-        self._confirmed = 0
 
     def close(self) -> None:
         self._end_stream()
@@ -113,9 +112,8 @@ class CaptureSource(RowSource):
 
     def known_topics(self) -> list[str]:
         """The topics of the tables, as far as they do not depend on rows."""
-        if not set(self._options.relay.topic.columns) <= (
-            {"schema", "table"} if not self._options.is_outbox else set()
-        ):
+        known = set[str]() if self._options.is_outbox else {"schema", "table"}
+        if not known.issuperset(self._options.relay.topic.columns):
             return []
         places = ({"schema": table.schema, "table": table.name} for table in self._tables)
         found = [self._options.relay.topic.topic_for(place.get) for place in places]
@@ -140,7 +138,6 @@ class CaptureSource(RowSource):
             self._wait_until_free()
             connection.drop_slot(self._options.slot)
         made = connection.make_slot(self._options.slot, self._version, failover=self._options.failover)
-        self._confirmed = parse_lsn(made.lsn)
         reach("capture_slot_made")
         tables = [published_rows(self._database, self._options, table) for table in self._tables]
         reader = SnapshotReader(self._uri, made, self._options.application_name)
@@ -150,8 +147,7 @@ class CaptureSource(RowSource):
         """After a start that failed for good, so that the server does not keep its log for nobody."""
         try:
             self._end_stream()
-            if self._slot() is not None:
-                self._connection().drop_slot(self._options.slot)
+            self._connection().drop_slot(self._options.slot, waits=False)
         except (DatabaseError, ConfigError) as error:
             LOG.warning("The replication slot %s could not be dropped: %s", self._options.slot, error)
 
@@ -191,7 +187,6 @@ class CaptureSource(RowSource):
         connection.start(self._options.slot, self._options.publication, start.lsn)
         # It cannot change hands any more. The server would begin later without a word if the slot does.
         check_slot(self._options, start, self._slot())
-        self._confirmed = start.lsn
         self._stream = _Stream(connection, start, target, self._table_format, self._rows)
         return self._stream
 
@@ -213,9 +208,8 @@ class CaptureSource(RowSource):
             time.sleep(_PAUSE_S)
 
     def committed(self, position: Position) -> None:
-        self._confirmed = CapturePosition.decode(position).lsn
         if self._stream is not None:
-            self._stream.confirmed = self._confirmed
+            self._stream.confirmed = CapturePosition.decode(position).lsn
             self._stream.tell()
             reach("capture_confirmed")
 
@@ -227,7 +221,10 @@ class CaptureSource(RowSource):
         if self._replication is None:
             time.sleep(seconds)
             return False
-        return self._replication.wait_readable(seconds)
+        try:
+            return self._replication.wait_readable(seconds)
+        except DatabaseError:
+            return True  # the connection is lost, as the next look will find
 
 
 class _StreamWaker(Waker):
