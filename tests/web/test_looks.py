@@ -81,13 +81,39 @@ def test_what_was_seen_stays_when_the_next_look_fails() -> None:
         def fail(_: Cluster) -> int:
             raise KafkaError("It is gone.")
 
-        failed = await looks.ask("key", fail, fresh_s=0, patience_s=5)
+        failed = seen
+        while failed.error is None:
+            failed = await looks.ask("key", fail, fresh_s=0, patience_s=5)
+            await asyncio.sleep(0.01)
         looks.close()
         return seen, failed
 
     seen, failed = asyncio.run(run())
     assert (seen.value, seen.error) == (7, None)
     assert (failed.value, failed.at, str(failed.error)) == (7, seen.at, "It is gone.")
+
+
+def test_what_takes_long_is_looked_at_less_often() -> None:
+    """A look of half a second is followed by two seconds of rest, whatever is asked."""
+
+    async def run() -> tuple[int, float]:
+        looks, count = SharedLooks(pool_of("127.0.0.1:1")), 0
+
+        def look(_: Cluster) -> int:
+            nonlocal count
+            count += 1
+            time.sleep(0.5)  # stands for a large cluster
+            return count
+
+        began = time.monotonic()
+        while (await looks.ask("key", look, fresh_s=0.1, patience_s=5)).value == 1:
+            await asyncio.sleep(0.02)
+        looks.close()
+        return count, time.monotonic() - began
+
+    count, took_s = asyncio.run(run())
+    assert count == 2
+    assert took_s >= 0.5 + 4 * 0.5
 
 
 def test_there_is_a_bound_on_what_is_asked_at_a_time() -> None:

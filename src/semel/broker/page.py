@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 from semel.broker.listeners import ListenerSettings
 from semel.processes import spawn
 
-_ALL_ADDRESSES = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+_STOP_S: Final = 5.0
+_ALL_ADDRESSES: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def start_page(listeners: Iterable[ListenerSettings], ports: Sequence[int], page_port: int) -> subprocess.Popen[bytes]:
@@ -30,6 +32,16 @@ def start_page(listeners: Iterable[ListenerSettings], ports: Sequence[int], page
         to_stderr=True,
         environment=environment,
     )
+
+
+def stop_page(page: subprocess.Popen[bytes]) -> None:
+    """End it, and wait until it has ended."""
+    page.terminate()
+    try:
+        page.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        page.kill()
+        page.wait()
 
 
 def _address(host: str, port: int) -> str:

@@ -79,8 +79,9 @@ async def _serve(options: BrokerOptions, metrics_port: int | None, ui_port: int 
         return await stopped
     finally:
         if page is not None:
-            page.terminate()
-            page.wait()
+            from semel.broker.page import stop_page
+
+            await asyncio.to_thread(stop_page, page)
         if metrics is not None:
             metrics.close()
         collections.stop()

@@ -11,8 +11,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 
 from semel.client.settings import parse_config
 from semel.errors import SemelError
@@ -32,7 +31,9 @@ from semel.web.views.transactions import after_ending, before_ending, end, look_
 
 _SETUP_TIMEOUT_MS: Final = 3_000
 """Of a new connection, unless the user says otherwise: no deadline ends it earlier."""
-_STATIC: Final = Path(__file__).parent / "static"
+_TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_STATIC: Final = {file.name: file.read_bytes() for file in (Path(__file__).parent / "static").iterdir()}
+"""From memory: a page is not painted before its style is there."""
 
 
 def build_app(settings: SiteSettings) -> Starlette:
@@ -74,7 +75,7 @@ def build_app(settings: SiteSettings) -> Starlette:
             Route("/login", login),
             Route("/login", try_login, methods=["POST"]),
             Route("/logout", logout, methods=["POST"]),
-            Mount("/static", StaticFiles(directory=_STATIC)),
+            Route("/static/{name}", static),
         ],
         middleware=[Middleware(Guard, sessions, settings.host, settings.allowed_hosts)],
         exception_handlers={SemelError: _expected, 404: _not_found},  # type: ignore[dict-item]
@@ -83,6 +84,14 @@ def build_app(settings: SiteSettings) -> Starlette:
     app.state.site = site
     app.state.tries = Tries()
     return app
+
+
+async def static(request: Request) -> Response:
+    """Style, script and picture."""
+    content = _STATIC.get(name := request.path_params["name"])
+    if content is None:
+        return Response(status_code=404)
+    return Response(content, media_type=_TYPES[Path(name).suffix], headers={"Cache-Control": "max-age=60"})
 
 
 async def _expected(request: Request, error: SemelError) -> Response:

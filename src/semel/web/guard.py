@@ -98,8 +98,7 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
-                if not request.url.path.startswith("/static/"):
-                    headers.setdefault("Cache-Control", "no-store")
+                headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
         refusal = self._refusal(request)

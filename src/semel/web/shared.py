@@ -23,6 +23,8 @@ T = TypeVar("T")
 _KEPT_MAX: Final = 200
 """Answers."""
 _RUNNING_MAX: Final = 32
+_REST: Final = 4.0
+"""After a look the cluster is left alone for so many times as long as it took, so what is large is asked less often."""
 _AFTER_FAILURE_S: Final = 1.0
 _LOG: Final = logging.getLogger("semel.web")
 
@@ -47,8 +49,10 @@ class Look(Generic[T]):
 class _Entry:
     def __init__(self) -> None:
         self.look: Look[Any] = Look()
+        self.began = 0.0
         self.ended = -1e9
-        """When the last look ended, whatever came of it; of the monotonic clock."""
+        """When the last look began and ended, whatever came of it; of the monotonic clock."""
+        self.rest_s = 0.0
         self.running: asyncio.Future[None] | None = None
 
 
@@ -70,10 +74,13 @@ class SharedLooks:
         patience_s: float = 0.3,
         deadline_s: float = 10.0,
     ) -> Look[T]:
-        """What was seen within `fresh_s`. Waits at most `patience_s` for a new look, which goes on by itself."""
+        """What was seen within `fresh_s`, or longer ago if a look takes long.
+
+        Waits at most `patience_s` for a new look, which goes on by itself.
+        """
         entry = self._entries.setdefault(key, _Entry())
         self._entries.move_to_end(key)
-        wait_s = fresh_s if entry.look.error is None else _AFTER_FAILURE_S
+        wait_s = max(fresh_s, entry.rest_s) if entry.look.error is None else _AFTER_FAILURE_S
         if entry.running is None and time.monotonic() - entry.ended >= wait_s:
             self._start(entry, lambda: self._pool.run(job, deadline_s=deadline_s))
         if entry.running is not None:
@@ -108,6 +115,7 @@ class SharedLooks:
         if self._running >= _RUNNING_MAX:
             raise TooBusy("The page is busy with other questions to the cluster. Nothing was asked; try again shortly.")
         self._running += 1
+        entry.began = time.monotonic()
         under_way = asyncio.get_running_loop().run_in_executor(self._threads, look)
         entry.running = asyncio.ensure_future(self._finish(entry, under_way))
 
@@ -122,6 +130,7 @@ class SharedLooks:
             entry.look = Look(entry.look.value, entry.look.at, unexpected)
         finally:
             entry.ended = time.monotonic()
+            entry.rest_s = _REST * (entry.ended - entry.began)
             entry.running = None
             self._running -= 1
 
