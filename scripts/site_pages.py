@@ -161,8 +161,8 @@ def _settings() -> str:
     ]
     return (
         "# Settings\n\nSettings have the names of Kafka's own clients, in a mapping or as keywords with underscores. "
-        "What they mean is in Kafka's documentation; defaults that differ are on the pages of the parts. Any other name is "
-        "refused with the closest known one.\n\n| setting | also known as | of |\n|---|---|---|\n"
+        "What they mean is in Kafka's documentation; defaults that differ are on the pages of the parts. Any other "
+        "name is refused with the closest known one.\n\n| setting | also known as | of |\n|---|---|---|\n"
         + "\n".join(rows)
         + "\n"
     )
