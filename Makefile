@@ -51,6 +51,11 @@ installs: setup ## build the wheel, install it with each extra and on each Pytho
 	@scripts/need-java.sh
 	@PATH="$$PWD/.tools/bin:$$PATH" $(BIN)/pytest -m install tests/install
 
+.PHONY: docs
+docs: setup ## build the documentation as a site in site/, which needs no internet
+	@PATH="$$PWD/.tools/bin:$$PATH" UV_PROJECT_ENVIRONMENT=.venv-docs NO_MKDOCS_2_WARNING=1 \
+	uv run --quiet --locked --no-default-groups --group docs mkdocs build --strict --quiet
+
 .PHONY: lint
 lint: setup ## style and formatting
 	@$(BIN)/ruff check .

@@ -5,6 +5,7 @@ A Python example runs as it is, in a program of its own, unless a comment above 
     <!-- example: setup=NAME -->    a fragment: setups/NAME.py.txt runs before it, and its `check()` after it
     <!-- example: continues -->     it goes on where the example before it ended
     <!-- example: pytest -->        it is a test module
+    <!-- example: tutorial -->      a step of a tutorial, which test_tutorial.py follows from its first to its last
 
 Commands in `sh` examples are run too; `make` targets are checked by test_tidy.py.
 """
@@ -48,6 +49,10 @@ class Example:
     @property
     def continues(self) -> bool:
         return self.mark == "continues"
+
+    @property
+    def is_step(self) -> bool:
+        return self.mark == "tutorial"
 
     @property
     def is_test(self) -> bool:

@@ -37,7 +37,8 @@ EXTRAS_OF_PAGES = {
     "docs/watching.md": "otel",
 }
 """All other pages need Semel alone."""
-WITH_PYTHON = [page for page in PAGES if any(one.page == page and not one.is_test for one in all_examples("python"))]
+PROGRAMS = [one for one in all_examples("python") if not one.is_test and not one.is_step]
+WITH_PYTHON = [page for page in PAGES if any(one.page == page for one in PROGRAMS)]
 WIDE = {"TERM": "dumb", "COLUMNS": "200"}
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 
@@ -120,7 +121,7 @@ def test_the_python_examples_of_a_page_run(
     """What a reader copies works with the extra that the page is about, and nothing else."""
     extras = EXTRAS_OF_PAGES.get(str(page.relative_to(ROOT)), "")
     variables = request.getfixturevalue("postgres_variables") if "postgres" in extras else {}
-    wanted = [one for one in all_examples("python") if one.page == page and not one.is_test]
+    wanted = [one for one in PROGRAMS if one.page == page]
     run_examples(wanted, installer.environment(extras), tmp_path, variables)
 
 
@@ -166,7 +167,9 @@ def test_examples_that_are_tests_pass(example: Example, installer: Installer, tm
     assert "1 passed" in done.stdout
 
 
-@pytest.mark.parametrize("example", all_examples("sh"), ids=lambda example: example.name)
+@pytest.mark.parametrize(
+    "example", [one for one in all_examples("sh") if not one.is_step], ids=lambda example: example.name
+)
 def test_the_commands_of_a_page_run(example: Example, installer: Installer, tmp_path: Path) -> None:
     """`semel verify` and `semel guarantees` get a second, so that they prove nothing, but end with a report."""
     environment = installer.environment("clients")

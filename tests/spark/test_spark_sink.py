@@ -215,6 +215,24 @@ def test_a_listener_of_sparks_sees_what_each_batch_was_and_took(
     assert all(batch.encode_ms > 0 and batch.records == 40 and batch.bytes > 200 for batch in seen)
 
 
+def test_a_query_moves_here_from_another_sink_with_its_checkpoint(
+    spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    """C5: as docs/moving.md says. Whether the old sink has completed its last batch, only the user can know."""
+    fill(spark, tmp_path / "in", 1)
+    before = stream(spark, tmp_path / "in").writeStream.foreachBatch(lambda df, _: df.foreach(lambda row: None))
+    checkpoint = str(tmp_path / "checkpoint")
+    before.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+    fill(spark, tmp_path / "in", 1, first=1)
+    with pytest.raises(StreamingQueryException, match="another sink or another ledger= was used"):
+        write_whole_stream(spark, bootstrap, topic, tmp_path)
+    assert values(bootstrap, topic) == []
+    write_whole_stream(spark, bootstrap, topic, tmp_path, resume="checkpoint")
+    assert sorted(values(bootstrap, topic)) == expected(40, 80)
+    write_whole_stream(spark, bootstrap, topic, tmp_path)
+    assert sorted(values(bootstrap, topic)) == expected(40, 80)
+
+
 def test_batches_are_counted_logged_and_traced(spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path) -> None:
     """J3: two micro-batches and a job that is skipped the second time, each with its ids in log and span."""
     sdk = pytest.importorskip("opentelemetry.sdk.trace")

@@ -41,7 +41,7 @@ def bench(
 
     \b
     semel bench transactions
-    semel bench client --quick
+    semel bench spark --quick
     semel bench records --json | jq
     """
     wanted = NEEDS if section is None else {section: NEEDS.get(section, ())}
