@@ -2,8 +2,9 @@
 
 Both copy the same records between the same two nodes of Apache Kafka, in turns. Their rate is taken from the moment
 when a tenth of the records is visible at the target to the moment when all are, so that it does not matter how long
-each takes to start. Then single records follow, one transaction each, and what counts is the time from the commit at the
-source to a reader of committed records at the target. SEMEL_BENCH_SOURCE and SEMEL_BENCH_BOOTSTRAP name other clusters.
+each takes to start. Then single records follow, one transaction each, and what counts is the time from the commit at
+the source to a reader of committed records at the target. SEMEL_BENCH_SOURCE and SEMEL_BENCH_BOOTSTRAP name other
+clusters.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def run(records: int = RECORDS, rounds: int = ROUNDS, singles: int = SINGLES) ->
     own, other = MIRRORS
     return Section(
         name="mirror",
-        timed=f"{records:,} ragged records, {PARTITIONS} partitions, {rounds} turns each; {singles} single records a turn",
+        timed=f"{records:,} ragged records on {PARTITIONS} partitions and {singles} single ones, {rounds} turns each",
         columns=("best a second", "median a second", "p50 ms", "p99 ms"),
         rows=tuple(_row(name, rates[name], delays[name]) for name in MIRRORS),
         bars=(
@@ -81,16 +82,18 @@ def _row(name: str, rates: list[float], delays: list[float]) -> Row:
 
 
 def measure_rate(target: str, topic: str, records: int) -> float:
-    """Records a second, from a tenth to all of them."""
+    """Records a second, from a tenth to all of them; from the start if all become visible at once."""
     first: tuple[float, int] | None = None
-    until = time.monotonic() + _PATIENCE_S
+    started = time.monotonic()
+    until = started + _PATIENCE_S
     with Admin({"bootstrap.servers": target}) as admin:
         while time.monotonic() < until:
             visible, now = _visible(admin, topic), time.monotonic()
             if first is None and visible >= records // 10:
                 first = now, visible
             if first is not None and visible >= records:
-                return (visible - first[1]) / max(now - first[0], _LOOK_S)
+                since, before = first if visible > first[1] else (started, 0)
+                return (visible - before) / max(now - since, _LOOK_S)
             time.sleep(_LOOK_S)
     raise RequestTimedOut(f"Not all of {records:,} records were mirrored within {_PATIENCE_S:g} s.")
 
