@@ -18,6 +18,7 @@ SECTIONS = {
     "broker": "semel.bench.broker",
     "transactions": "semel.bench.transactions",
     "session": "semel.bench.session",
+    "mirror": "semel.bench.mirror",
     "checker": "semel.bench.checker",
     "spark": "semel.bench.spark",
     "bridges": "semel.bench.bridges",

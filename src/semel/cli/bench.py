@@ -21,6 +21,7 @@ NEEDS: Final[dict[str, tuple[Need, ...]]] = {
     "broker": (CONFLUENT, java),
     "transactions": (java,),
     "session": (CONFLUENT, java),
+    "mirror": (CONFLUENT, java),
     "checker": (),
     "spark": SPARK,
     "bridges": (CONFLUENT, *POSTGRES, *SPARK),
