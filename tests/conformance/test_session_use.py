@@ -45,9 +45,21 @@ class Scene:
 
     def write(self, numbers: range, partition: int = 0) -> None:
         producer = Producer({"bootstrap.servers": self.bootstrap})
+        # A broker may not have heard of a partition that the controller has just added: librdkafka drops its records.
+        wait_until(
+            lambda: partition in producer.list_topics(self.source, timeout=30).topics[self.source].partitions,
+            f"partition {partition}",
+        )
+        failed: list[str] = []
         for number in numbers:
-            producer.produce(self.source, str(number), partition=partition)
+            producer.produce(
+                self.source,
+                str(number),
+                partition=partition,
+                on_delivery=lambda error, _: failed.append(str(error)) if error is not None else None,
+            )
         assert producer.flush(30) == 0
+        assert not failed
 
     def recreate(self) -> None:
         for future in self.admin.delete_topics([self.source]).values():
