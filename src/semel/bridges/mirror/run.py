@@ -142,8 +142,8 @@ class MirrorRun:
         if self._on_progress is None:
             return
         lag = {
-            named: max(0, end - one.source)
-            for named, end in source.high_watermarks.items()
+            named: max(0, source.high_watermarks.get(named, one.source) - one.source)
+            for named in finder.positions
             if (one := state.partition(named)) is not None
         }
         report = self.report
@@ -184,11 +184,13 @@ class _Route:
         self._target = target
         self._follower = TopicFollower(source.admin, target.admin)
         self._topics = source.topics()
+        committed = target.state()
         for name, topic in self._topics.items():
-            self._follower.ensure(name, topic, self._options.target_topic(name))
+            known = None if committed is None else committed.topics.get(name)
+            self._follower.ensure(name, topic, known.target if known else self._options.target_topic(name))
         self._source_cluster = source.admin.describe_cluster().cluster_id
         self._target_cluster = target.admin.describe_cluster().cluster_id
-        self._state = self._begin()
+        self._state = self._begin(committed)
         self._finder = CutFinder(self._positions())
         self._passed: dict[TopicPartition, int] = {}
         """Ends of cuts that are not committed yet."""
@@ -204,8 +206,7 @@ class _Route:
         self._cuts_told = run.report.cuts
         self._behind = 0
 
-    def _begin(self) -> MirrorState:
-        committed = self._target.state()
+    def _begin(self, committed: MirrorState | None) -> MirrorState:
         state = plan(self._options, self._source, self._target, self._topics)
         if self._options.lost == "go-on":
             state, lost = skip_lost(state, self._source)
