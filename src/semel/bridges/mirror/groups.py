@@ -104,7 +104,12 @@ class GroupCarrier:
     def carry(self, state: MirrorState, is_stopping: Callable[[], bool]) -> Carried:
         """Once for all groups. The mirror's cuts up to `state` are committed."""
         report = Carried()
-        for listed in self._source.list_groups():
+        try:
+            groups = self._source.list_groups()
+        except KafkaError as error:
+            self._note_refused("any", error)
+            return report
+        for listed in groups:
             if is_stopping():
                 break
             if self._pattern.fullmatch(listed.group):
