@@ -182,3 +182,19 @@ def test_an_offset_leads_to_the_record_that_would_be_read_next(offset: int, expe
     translator.add({TopicPartition("t", 0): CutPart(6, 12, 14, (Run(8, 12, 2),))})
     translator._read_cuts = lambda *_: list(translator._recent[TopicPartition("t", 0)])  # pyright: ignore
     assert translator.translate(TopicPartition("t", 0), offset, topic) == expected
+
+
+def test_an_offset_whose_cut_is_no_longer_kept_is_not_guessed() -> None:
+    """Retention has taken the first cut: what it held, and what lay before it, could be anywhere."""
+    topic = TopicState(None, "t", {0: PartitionState(source=12, target=14, began=2, expected=15)})
+    translator = Translator("m", None)  # pyright: ignore[reportArgumentType]
+    translator._read_cuts = lambda *_: [CutPart(6, 12, 14, (Run(8, 12, 2),))]  # pyright: ignore
+    found = {offset: translator.translate(TopicPartition("t", 0), offset, topic) for offset in (0, 2, 5, 6, 12)}
+    assert found == {0: None, 2: None, 5: None, 6: 12, 12: 14}
+
+
+def test_before_anything_was_mirrored_a_group_begins_where_the_mirror_does() -> None:
+    """At the end that the target had."""
+    topic = TopicState(None, "t", {0: PartitionState(source=5, target=3, began=5, expected=3)})
+    translator = Translator("m", None)  # pyright: ignore[reportArgumentType]
+    assert [translator.translate(TopicPartition("t", 0), offset, topic) for offset in (0, 5, 6)] == [3, 3, None]

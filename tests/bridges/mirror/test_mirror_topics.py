@@ -268,3 +268,17 @@ def test_wrong_options_are_refused(option: dict[str, object], words: str) -> Non
     given = {"name": "m", "source": {"bootstrap.servers": "a:1"}, "target": {"bootstrap.servers": "b:1"}, "topics": "t"}
     with pytest.raises(semel.ConfigError, match=words):
         make_options(**{**given, **option})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_topic_keeps_its_name_at_the_target_when_the_rule_changes(scene: Scene) -> None:
+    """Its positions belong to the topic that it was mirrored to; new topics follow the new rule."""
+    topic = scene.create("orders")
+    send(scene.source, topic, "one")
+    scene.mirror(rename="west.{topic}")
+    send(scene.source, topic, "two")
+    other = scene.create("items")
+    scene.mirror(rename="east.{topic}")
+    assert values(scene.target, f"west.{topic}") == ["one", "two"]
+    found = _topics(scene.target)
+    assert f"east.{topic}" not in found
+    assert f"east.{other}" in found

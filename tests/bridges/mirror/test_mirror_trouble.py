@@ -150,3 +150,21 @@ def test_an_answer_to_the_commit_that_is_lost_repeats_nothing(
     writer.close()
     scene.assert_equal()
     scene.assert_whole()
+
+
+def test_a_cut_that_fails_every_time_ends_the_mirror(
+    scene: Scene, brokers: tuple[EmbeddedBroker, EmbeddedBroker], rng: random.Random
+) -> None:
+    """Such as one that takes longer than its transaction may: reading it once more does not count as a success."""
+    scene.create("orders", 2)
+    writer = Writer(scene.source, scene.topics, rng)
+    writer.write(abort=False)
+    writer.close()
+    fails = brokers[1].faults.inject(Api.PRODUCE, Error(ErrorCode.kafka_storage_error), times=10_000, skip=1)
+    with pytest.raises(semel.SemelError) as caught:
+        scene.mirror(retry_s=2.0, target=settings(scene.target, delivery_timeout_ms=200, request_timeout_ms=200))
+    brokers[1].faults.clear()
+    assert "Tried for retry_s=2 s" in "".join(caught.value.__notes__)
+    assert fails.served > 2
+    scene.mirror()
+    scene.assert_equal()

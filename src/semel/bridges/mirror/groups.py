@@ -55,7 +55,7 @@ class Translator:
         state = topic.partitions.get(partition.partition)
         if state is None or offset > state.source:
             return None
-        if offset == state.source:
+        if offset == state.source or state.began == state.source:
             return state.target
         recent = self._recent.get(partition, ())
         if recent and recent[0].start <= offset:
@@ -63,10 +63,10 @@ class Translator:
         return self._first_after(self._read_cuts(partition, topic), offset, state)
 
     def _first_after(self, cuts: Iterable[CutPart], offset: int, state: PartitionState) -> int | None:
-        """From the cut on that holds the offset; what lies before the first mirrored record leads to that record."""
-        is_known = offset < state.began
+        """From the cut on that holds the offset; what lies before the first cut leads to its first record."""
+        is_known = False
         for cut in cuts:
-            is_known = is_known or cut.start <= offset < cut.end
+            is_known = is_known or cut.start <= offset < cut.end or offset < cut.start == state.began
             if is_known and (found := cut.translate(offset)) is not None:
                 return found
         return state.target if is_known else None
@@ -104,7 +104,12 @@ class GroupCarrier:
     def carry(self, state: MirrorState, is_stopping: Callable[[], bool]) -> Carried:
         """Once for all groups. The mirror's cuts up to `state` are committed."""
         report = Carried()
-        for listed in self._source.list_groups():
+        try:
+            groups = self._source.list_groups()
+        except KafkaError as error:
+            self._note_refused("any", error)
+            return report
+        for listed in groups:
             if is_stopping():
                 break
             if self._pattern.fullmatch(listed.group):

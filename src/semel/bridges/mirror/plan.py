@@ -15,7 +15,7 @@ from semel.client.cluster import Cluster
 from semel.client.offsets import edge_offsets
 from semel.client.partitions import TopicPartition
 from semel.client.settings import parse_config
-from semel.errors import ConfigError, OffsetOutOfRange, TopicRecreated
+from semel.errors import ConfigError, NotAuthorized, OffsetOutOfRange, TopicRecreated
 
 
 def check_before(options: MirrorOptions, source: Source) -> None:
@@ -117,7 +117,12 @@ def _returning(source: Source, target_cluster: str) -> dict[tuple[str, str], Top
     Such a mirror's last cut is where this one begins: everything before it came from the target.
     """
     found: dict[tuple[str, str], TopicState] = {}
-    for state in read_states(source.cluster):
+    try:
+        states = read_states(source.cluster)
+    except NotAuthorized as error:
+        LOG.warning("Whether the source was a mirror's target before is not known, so nothing is skipped: %s", error)
+        return found
+    for state in states:
         if state.source_cluster == target_cluster:
             found |= {(topic.target, name): topic for name, topic in state.topics.items()}
     return found

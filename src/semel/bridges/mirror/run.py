@@ -76,7 +76,7 @@ class MirrorRun:
         self.options = options
         self.is_stopping = is_stopping
         self._on_progress = on_progress
-        self._retries = Retries(options.retry_s, is_stopping, what="Kafka", after=_AFTER)
+        self.retries = Retries(options.retry_s, is_stopping, what="Kafka", after=_AFTER)
         self._named: dict[int, str | None] = {}
         self._warned: set[tuple[int, int]] = set()
 
@@ -95,7 +95,6 @@ class MirrorRun:
                         must_recover = False
                     with closing(Source(self.options)) as source:
                         route = _Route(self, source, target)
-                        self._retries.succeeded()
                         if on_ready is not None:
                             on_ready()
                             on_ready = None
@@ -107,7 +106,7 @@ class MirrorRun:
                     if not _is_passing(error):
                         raise
                     must_recover = True
-                    self._retries.wait_after(error)
+                    self.retries.wait_after(error)
 
     def _wait_target(self) -> Target | None:
         """Take the name over, once both sides answer and nothing speaks against it: a mirror that works is fenced."""
@@ -119,7 +118,7 @@ class MirrorRun:
             except SemelError as error:
                 if not _is_passing(error):
                     raise
-                self._retries.wait_after(error)
+                self.retries.wait_after(error)
         return None
 
     # -- telling ---------------------------------------------------------------------------------------------------
@@ -142,8 +141,8 @@ class MirrorRun:
         if self._on_progress is None:
             return
         lag = {
-            named: max(0, end - one.source)
-            for named, end in source.high_watermarks.items()
+            named: max(0, source.high_watermarks.get(named, one.source) - one.source)
+            for named in finder.positions
             if (one := state.partition(named)) is not None
         }
         report = self.report
@@ -184,11 +183,13 @@ class _Route:
         self._target = target
         self._follower = TopicFollower(source.admin, target.admin)
         self._topics = source.topics()
+        committed = target.state()
         for name, topic in self._topics.items():
-            self._follower.ensure(name, topic, self._options.target_topic(name))
+            known = None if committed is None else committed.topics.get(name)
+            self._follower.ensure(name, topic, known.target if known else self._options.target_topic(name))
         self._source_cluster = source.admin.describe_cluster().cluster_id
         self._target_cluster = target.admin.describe_cluster().cluster_id
-        self._state = self._begin()
+        self._state = self._begin(committed)
         self._finder = CutFinder(self._positions())
         self._passed: dict[TopicPartition, int] = {}
         """Ends of cuts that are not committed yet."""
@@ -204,8 +205,7 @@ class _Route:
         self._cuts_told = run.report.cuts
         self._behind = 0
 
-    def _begin(self) -> MirrorState:
-        committed = self._target.state()
+    def _begin(self, committed: MirrorState | None) -> MirrorState:
         state = plan(self._options, self._source, self._target, self._topics)
         if self._options.lost == "go-on":
             state, lost = skip_lost(state, self._source)
@@ -231,14 +231,21 @@ class _Route:
             self._finder.try_pass_barrier()
             has_moved = self._cut_all()
             self._look_around()
-            now = time.monotonic()
             if has_come or has_moved:
-                self._last_move = now
-            elif idle_ms is not None and (now - self._last_move) * 1000 >= idle_ms:
-                if self._has_read_everything():
-                    break
-                self._last_move = now
+                self._last_move = time.monotonic()
+            elif self._rest(idle_ms):
+                break
         self._finish()
+
+    def _rest(self, idle_ms: float | None) -> bool:
+        """Nothing has come. True if that has been so for long enough."""
+        if self._finder.barrier is None:
+            self._run.retries.succeeded()  # nothing is left to do: no cut is failing again and again
+        now = time.monotonic()
+        if idle_ms is None or (now - self._last_move) * 1000 < idle_ms:
+            return False
+        self._last_move = now
+        return self._has_read_everything()
 
     def _has_read_everything(self) -> bool:
         """A source that is slow to answer is not one that has nothing."""
@@ -306,6 +313,7 @@ class _Route:
         if pieces and not self._source.have_ids(ids, pieces):
             raise _TopicsChanged
         done = self._target.publish(parts, self._state)
+        self._run.retries.succeeded()
         self._state = done.state
         self._translator.add(done.cuts)
         self._passed = {}
