@@ -76,6 +76,7 @@ def build_app(settings: SiteSettings) -> Starlette:
             Route("/login", try_login, methods=["POST"]),
             Route("/logout", logout, methods=["POST"]),
             Route("/static/{name}", static),
+            Route("/favicon.ico", icon),
         ],
         middleware=[Middleware(Guard, sessions, settings.host, settings.allowed_hosts)],
         exception_handlers={SemelError: _expected, 404: _not_found},  # type: ignore[dict-item]
@@ -92,6 +93,11 @@ async def static(request: Request) -> Response:
     if content is None:
         return Response(status_code=404)
     return Response(content, media_type=_TYPES[Path(name).suffix], headers={"Cache-Control": "max-age=60"})
+
+
+async def icon(_: Request) -> Response:
+    """What browsers ask for beside pages that name none, such as those of reports."""
+    return Response(_STATIC["semel.svg"], media_type=_TYPES[".svg"])
 
 
 async def _expected(request: Request, error: SemelError) -> Response:

@@ -71,7 +71,7 @@ class SharedLooks:
         job: Job[T],
         *,
         fresh_s: float = 2.0,
-        patience_s: float = 0.3,
+        patience_s: float = 0.2,
         deadline_s: float = 10.0,
     ) -> Look[T]:
         """What was seen within `fresh_s`, or longer ago if a look takes long.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,13 +55,11 @@ async def overview(request: Request) -> Response:
     """Counts, each a link to where it is explained."""
     site = site_of(request)
     ledger = site.settings.ledger
-    look = await site.looks.ask("cluster", _look_at_cluster, fresh_s=_FRESH_S, patience_s=0.3)
-    opened = await site.looks.ask("open", look_at_open, fresh_s=OPEN_FRESH_S, patience_s=0.2, deadline_s=20.0)
-    pipelines = await site.looks.ask(
-        "pipelines",
-        lambda cluster: look_at_pipelines(cluster, ledger),
-        fresh_s=PIPELINES_FRESH_S,
-        patience_s=0.2,
-        deadline_s=20.0,
+    look, opened, pipelines = await asyncio.gather(
+        site.looks.ask("cluster", _look_at_cluster, fresh_s=_FRESH_S),
+        site.looks.ask("open", look_at_open, fresh_s=OPEN_FRESH_S, deadline_s=20.0),
+        site.looks.ask(
+            "pipelines", lambda cluster: look_at_pipelines(cluster, ledger), fresh_s=PIPELINES_FRESH_S, deadline_s=20.0
+        ),
     )
     return site.page(request, "overview.html", look, opened=opened, pipelines=pipelines)
