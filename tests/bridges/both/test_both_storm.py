@@ -45,6 +45,7 @@ def test_programs_that_are_killed_and_stopped_at_random_leave_no_difference(
     outsider = Outsider(shop)
     outsider.start()
     zombies: list[subprocess.Popen[bytes]] = []
+    woken: list[subprocess.Popen[bytes]] = []
     runs, placed = max(1, RUNS // 4), 0
     try:
         for run in range(runs):
@@ -70,13 +71,14 @@ def test_programs_that_are_killed_and_stopped_at_random_leave_no_difference(
                 program.kill()
                 program.wait()
             if zombies and rng.random() < 0.5:
-                os.kill(zombies.pop(0).pid, signal.SIGCONT)
+                woken.append(zombies.pop(0))
+                os.kill(woken[-1].pid, signal.SIGCONT)
         placed = runs * ORDERS
         for zombie in zombies:
             os.kill(zombie.pid, signal.SIGCONT)
         assert live(shop, placed + 1, "", first=placed + 1) == [0]
     finally:
-        for zombie in zombies:
+        for zombie in zombies + woken:
             zombie.kill()
             zombie.wait()
         outsider.stopping.set()
