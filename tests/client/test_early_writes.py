@@ -45,6 +45,7 @@ class Scene:
             self.patch.setattr(TransactionCalls, name, answer)
         cluster = SimpleNamespace(
             transaction_protocol=self.protocol,
+            speaks=lambda api, version: False,
             patience=lambda budget_ms=1_000: Patience(budget_ms, 100, 1_000, self.clock, self.sleep),
             clock=self.clock,
         )

@@ -45,7 +45,11 @@ def test_programs_that_are_killed_and_stopped_at_random_leave_no_difference(
     outsider = Outsider(shop)
     outsider.start()
     zombies: list[subprocess.Popen[bytes]] = []
+<<<<<<< HEAD
     asleep: list[int] = []
+=======
+    woken: list[subprocess.Popen[bytes]] = []
+>>>>>>> twophase
     runs, placed = max(1, RUNS // 4), 0
     try:
         for run in range(runs):
@@ -71,14 +75,20 @@ def test_programs_that_are_killed_and_stopped_at_random_leave_no_difference(
             else:
                 program.kill()
                 program.wait()
+<<<<<<< HEAD
             if asleep and rng.random() < 0.5:
                 os.kill(asleep.pop(0), signal.SIGCONT)
+=======
+            if zombies and rng.random() < 0.5:
+                woken.append(zombies.pop(0))
+                os.kill(woken[-1].pid, signal.SIGCONT)
+>>>>>>> twophase
         placed = runs * ORDERS
         for pid in asleep:
             os.kill(pid, signal.SIGCONT)
         assert live(shop, placed + 1, "", first=placed + 1) == [0]
     finally:
-        for zombie in zombies:
+        for zombie in zombies + woken:
             zombie.kill()
             zombie.wait()
         outsider.stopping.set()
