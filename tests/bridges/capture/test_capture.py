@@ -306,13 +306,16 @@ def test_a_change_is_in_kafka_in_less_than_a_second_at_idle(source: Source) -> N
     running.start()
     try:
         assert ready.wait(30)
-        with semel.Fetcher({"bootstrap.servers": source.bootstrap, "fetch.max.wait.ms": 50}) as fetcher:
+        with (
+            semel.Fetcher({"bootstrap.servers": source.bootstrap, "fetch.max.wait.ms": 50}) as fetcher,
+            psycopg.connect(source.address, autocommit=True) as connection,
+        ):
             places = [semel.TopicPartition(source.topic_of("accounts"), number) for number in range(3)]
             fetcher.assign(dict.fromkeys(places, "earliest"))
             waits: list[float] = []
             for number in range(10):
-                source.do(f"INSERT INTO accounts VALUES ({number}, 'a', 1)")
                 since = time.monotonic()
+                connection.execute("INSERT INTO accounts VALUES (%s, 'a', 1)", [number])
                 wait_until(lambda: any(part.table.num_rows for part in fetcher.fetch(20)), "the event")
                 waits.append(time.monotonic() - since)
     finally:
