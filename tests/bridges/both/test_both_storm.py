@@ -45,11 +45,7 @@ def test_programs_that_are_killed_and_stopped_at_random_leave_no_difference(
     outsider = Outsider(shop)
     outsider.start()
     zombies: list[subprocess.Popen[bytes]] = []
-<<<<<<< HEAD
-    asleep: list[int] = []
-=======
     woken: list[subprocess.Popen[bytes]] = []
->>>>>>> twophase
     runs, placed = max(1, RUNS // 4), 0
     try:
         for run in range(runs):
@@ -66,7 +62,6 @@ def test_programs_that_are_killed_and_stopped_at_random_leave_no_difference(
             if shop.is_postgres and rng.random() < 0.3:
                 os.kill(program.pid, signal.SIGSTOP)
                 zombies.append(program)
-                asleep.append(program.pid)
                 # It may hold a lock that its successor needs, as a program that hangs: the operator ends its session.
                 shop.ask(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' "
@@ -75,17 +70,12 @@ def test_programs_that_are_killed_and_stopped_at_random_leave_no_difference(
             else:
                 program.kill()
                 program.wait()
-<<<<<<< HEAD
-            if asleep and rng.random() < 0.5:
-                os.kill(asleep.pop(0), signal.SIGCONT)
-=======
             if zombies and rng.random() < 0.5:
                 woken.append(zombies.pop(0))
                 os.kill(woken[-1].pid, signal.SIGCONT)
->>>>>>> twophase
         placed = runs * ORDERS
-        for pid in asleep:
-            os.kill(pid, signal.SIGCONT)
+        for zombie in zombies:
+            os.kill(zombie.pid, signal.SIGCONT)
         assert live(shop, placed + 1, "", first=placed + 1) == [0]
     finally:
         for zombie in zombies + woken:
