@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,28 @@ def test_a_zombie_that_wakes_after_its_successor_commits_nothing(source: Source,
         zombie.wait()
     assert "Another relay of the name" in said
     assert ids(source) == list(range(1, 4 * PORTION + 1))
+
+
+@pytest.mark.parametrize("head_start_s", [0.0, 0.05, 0.1])
+def test_two_captures_that_begin_together_write_the_snapshot_once(source: Source, head_start_s: float) -> None:
+    """One of them fences the other, also in the middle of the snapshot. The slot of the one that stays is kept."""
+    source.make(NUMBERS)
+    insert(source, 1, 50)
+
+    def run(delay_s: float) -> None:
+        time.sleep(delay_s)
+        with suppress(semel.SemelError):
+            source.capture(transaction_rows_max=10, end_on_sigterm=False)
+
+    both = [threading.Thread(target=run, args=[delay_s]) for delay_s in (0, head_start_s)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    insert(source, 51, 52)
+    source.capture()
+    assert sorted(ids(source)) == list(range(1, 53))
+    source.ends()
 
 
 def test_a_capture_goes_on_after_postgres_and_the_broker_were_restarted() -> None:

@@ -26,6 +26,7 @@ _IS_KEY: Final = (
 )
 _NOTHING: Final = " Nothing was captured."
 _NO_RIGHT: Final = "42501"
+_IS_THERE: Final = "42710"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,8 @@ def make_publication(database: PostgresDatabase, options: CaptureOptions, tables
     try:
         database.execute(statement)
     except DatabaseError as error:
+        if error.sqlstate == _IS_THERE:
+            return  # a capture of the same name that began at the same time has made it
         if error.sqlstate != _NO_RIGHT:
             raise
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Final
 
@@ -85,8 +85,9 @@ class CaptureRun(RelayRun):
         if self._position is not None:
             return  # another capture of the name was here between, and has written it
         try:
-            parts = _SnapshotParts(self, publisher, self._capture.begin())
-            written = publisher.publish_parts(parts, self._letter_topic, parts.progress)
+            with closing(self._capture.begin()) as portions:
+                parts = _SnapshotParts(self, publisher, portions)
+                written = publisher.publish_parts(parts, self._letter_topic, parts.progress)
         except DatabaseError:
             publisher.recover()
             raise

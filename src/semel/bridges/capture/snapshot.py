@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from typing import Any
 
 from semel.bridges.capture.changes import Change, TableFormat
@@ -27,15 +28,16 @@ class SnapshotReader:
         self._begin = Begin(lsn - 1, Begin.at_us(time.time()), 0)
         self._end_lsn = lsn
 
-    def events(self, tables: Iterable[tuple[TableFormat, str]]) -> Iterator[Event[Change] | End]:
+    def events(self, tables: Iterable[tuple[TableFormat, str]]) -> Generator[Event[Change] | End, None, None]:
         """Transaction 0: the rows of all tables, and its end."""
         index = 0
-        for table, row in self._rows(tables):
-            yield Event(self._begin, SNAPSHOT, index, Change("snapshot", table, table.key_of(row), row))
-            index += 1
+        with closing(self._rows(tables)) as rows:  # also if it is not read to its end: it holds a connection
+            for table, row in rows:
+                yield Event(self._begin, SNAPSHOT, index, Change("snapshot", table, table.key_of(row), row))
+                index += 1
         yield End(self._begin, SNAPSHOT, index, self._end_lsn)
 
-    def _rows(self, tables: Iterable[tuple[TableFormat, str]]) -> Iterator[tuple[TableFormat, Any]]:
+    def _rows(self, tables: Iterable[tuple[TableFormat, str]]) -> Generator[tuple[TableFormat, Any], None, None]:
         psycopg = import_driver()
         written = connection_string(self._uri, application_name=self._application_name)
         try:

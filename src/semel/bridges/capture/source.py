@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from typing import Final
 
@@ -130,7 +131,7 @@ class CaptureSource(RowSource):
 
     # -- the snapshot ------------------------------------------------------------------------------------------------
 
-    def begin(self) -> Iterator[CapturedPortion]:
+    def begin(self) -> Generator[CapturedPortion, None, None]:
         """A new slot, and the rows that are there as its transaction 0. The slot of a start that failed is dropped."""
         self._end_stream()
         connection = self._connection()
@@ -151,8 +152,12 @@ class CaptureSource(RowSource):
         except (DatabaseError, ConfigError) as error:
             LOG.warning("The replication slot %s could not be dropped: %s", self._options.slot, error)
 
-    def _portions(self, items: Iterator[Item]) -> Iterator[CapturedPortion]:
+    def _portions(self, items: Generator[Item, None, None]) -> Generator[CapturedPortion]:
         """One at a time in memory."""
+        with closing(items):
+            yield from self._cut(items)
+
+    def _cut(self, items: Iterator[Item]) -> Generator[CapturedPortion, None, None]:
         batch = _Batch(self._options.relay.rows_max)
         for item in items:
             batch.add(item, self._rows.row(item) if isinstance(item, Event) else self._rows.end(item))
