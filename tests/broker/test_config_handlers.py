@@ -294,11 +294,13 @@ def ranges(answer: Any) -> dict[int, VersionRange]:
 
 @versions(Api.API_VERSIONS)
 def test_all_that_is_served_is_advertised(broker: SmallBroker, version: int) -> None:
-    """Produce from 0 on, without which older librdkafka turns compression off."""
+    """Produce from 0 on, without which older librdkafka turns compression off; two-phase commit where it is on."""
     answer = api_versions(broker, version)
-    expected = {int(api): served for api, served in SERVER_VERSIONS.items()}
+    expected = {int(api): served for api, served in SERVER_VERSIONS.items()} | {0: VersionRange(0, 12)}
     assert answer.error_code is ErrorCode.none
-    assert ranges(answer) == expected | {0: VersionRange(0, 12)}
+    assert ranges(answer) == expected | {int(Api.INIT_PRODUCER_ID): VersionRange(0, 5)}
+    with_two_phase = SmallBroker(transaction_two_phase_commit_enable=True)
+    assert ranges(api_versions(with_two_phase, version)) == expected
 
 
 def features(answer: Any) -> dict[str, int]:
