@@ -220,7 +220,7 @@ class Cluster:
 
     def speaks(self, api: Api, version: int) -> bool:
         """Whether brokers offer this version of a request."""
-        offered = self.any_connection().capabilities.versions.get(api)
+        offered = self._wait_connection().capabilities.versions.get(api)
         return offered is not None and offered.highest >= version
 
     # -- requests --------------------------------------------------------------------------------------------------
