@@ -94,7 +94,12 @@ class Source:
         return edge_offsets(self.cluster, partitions, "latest", "read_uncommitted") if partitions else {}
 
     def have_ids(self, ids: Mapping[str, UUID | None], partitions: Collection[TopicPartition]) -> bool:
-        """Whether these partitions still are of the topics that they were, by their leaders' word."""
+        """Whether these partitions still are of the topics that they were, by their leaders' word.
+
+        Brokers before Kafka 2.8 have no ids to compare.
+        """
+        if all(topic_id is None for topic_id in ids.values()):
+            return True
         found = ask_topic_ids(self.cluster, list(partitions))()
         return all(topic in found and found[topic] == ids[topic] for topic in {named.topic for named in partitions})
 
