@@ -18,7 +18,6 @@ from semel.core.classic_state import (
     CONSUMER_PROTOCOL_TYPE,
     AnyRecord,
     ClassicGroup,
-    ClassicMember,
     GroupDecision,
     GroupSettings,
     GroupState,
@@ -93,9 +92,7 @@ class GroupCoordinator:
     def memory_bytes(self) -> int:
         """About what all groups and their offsets take."""
         classic = sum(
-            RECORD_BYTES * (1 + len(group.members) + len(group.pending_members))
-            + sum(map(len, group.pending_members))
-            + sum(_member_bytes(member) for member in group.members.values())
+            RECORD_BYTES * (1 + len(group.members) + len(group.pending_members)) + group.memory_bytes
             for group in self._classic.values()
         )
         return classic + self.offsets.memory_bytes(RECORD_BYTES) + self.consumer_groups.memory_bytes(RECORD_BYTES)
@@ -374,10 +371,6 @@ class GroupCoordinator:
             fresh = with_fresh_sessions(group, now_ms)
             self._classic[group_id] = classic_groups.decide_loaded(fresh, self.settings, now_ms).group or fresh
         self.consumer_groups.start_timers(now_ms)
-
-
-def _member_bytes(member: ClassicMember) -> int:
-    return len(member.assignment) + sum(len(protocol.metadata) for protocol in member.protocols)
 
 
 def encode_record(record: AnyRecord) -> tuple[bytes, bytes | None]:
