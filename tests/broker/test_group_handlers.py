@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
-from group_calls import Asker, running
+from group_calls import Asker, counting_turns, running
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import AclBinding, Authorizer, Operation, ResourceType
@@ -416,19 +417,6 @@ def test_transactional_offsets_need_three_permissions(tmp_path: Path) -> None:
     asyncio.run(transact())
 
 
-def counting_turns(asker: Asker) -> list[int]:
-    """A list that grows with every turn that long requests take from here on."""
-    turns: list[int] = []
-    wait_turn = asker.broker.lane.wait_turn
-
-    async def counted() -> None:
-        turns.append(len(turns))
-        await wait_turn()
-
-    asker.broker.lane.wait_turn = counted
-    return turns
-
-
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_long_list_of_leaving_members_is_gone_through_in_slices(tmp_path: Path, is_there: bool) -> None:
     """24,000 instance ids that nobody has held the loop for 580 ms, and for 45 ms where there is no group."""
@@ -475,7 +463,7 @@ def test_the_members_of_a_large_group_are_answered_some_in_each_turn(tmp_path: P
         async with running(tmp_path) as asker:
             first = await join(asker, group_instance_id="first")
             joins = [asyncio.ensure_future(join(asker, group_instance_id=f"i{number}")) for number in range(200)]
-            while len(asker.broker.groups.coordinator.classic_group("g").members) < 201:
+            while (group := asker.broker.groups.coordinator.classic_group("g")) and len(group.members) < 201:
                 await asyncio.sleep(0)
             identity = {"member_id": first.member_id, "group_instance_id": "first"}
             await asker.ask(Api.LEAVE_GROUP, group_id="g", members=[identity])
@@ -483,7 +471,7 @@ def test_the_members_of_a_large_group_are_answered_some_in_each_turn(tmp_path: P
             while done[-1] < len(joins):
                 await asyncio.sleep(0)
                 done.append(sum(one.done() for one in joins))
-            assert max(later - now for now, later in zip(done, done[1:], strict=False)) <= 64
+            assert max(later - now for now, later in itertools.pairwise(done)) <= 64
             assert {(await one).generation_id for one in joins} == {2}
 
     asyncio.run(join_all())

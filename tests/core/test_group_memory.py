@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from consumer_group_world import World
 from group_world import GROUP, GroupWorld, refused
 from kio.schema.errors import ErrorCode
 
@@ -176,10 +175,10 @@ def test_the_leader_alone_is_told_the_members() -> None:
     assert told == {member_id: 3 if member_id == world.group.leader_id else 0 for member_id in world.group.members}
 
 
-def test_no_more_members_wait_to_join_than_may(max_size: int = 3) -> None:
+def test_no_more_members_wait_to_join_than_may() -> None:
     """Members that ask for an id and never use it were counted, and looked at, without a limit."""
-    world = GroupWorld(max_size=max_size)
-    for _ in range(max_size):
+    world = GroupWorld(max_size=3)
+    for _ in range(3):
         world.join()
     with refused(ErrorCode.group_max_size_reached):
         world.join()

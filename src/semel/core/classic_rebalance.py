@@ -318,14 +318,17 @@ class Draft:
     def assign(self, assignments: dict[str, bytes]) -> None:
         """The leader's assignment is logged, then told to everybody who waits for it; the group is stable."""
         self._change(state=GroupState.STABLE, state_since_ms=self._now_ms)
-        for member in tuple(self.group.members.values()):
-            self.put(replace(member, assignment=assignments.get(member.member_id, b"")))
+        for member in tuple(self._members.values()):
+            waits = member.sync_request_id is not None
+            given = replace(
+                member,
+                assignment=assignments.get(member.member_id, b""),
+                sync_request_id=None,
+                session_deadline_ms=self._session_deadline_ms(member) if waits else member.session_deadline_ms,
+            )
+            self.put(given)
+            self._answer_sync(member, self.sync_reply(member.member_id))
         self.records.append(metadata_record(self.group))
-        for member in tuple(self.group.members.values()):
-            if member.sync_request_id is not None:
-                self._answer_sync(member, self.sync_reply(member.member_id))
-                deadline_ms = self._session_deadline_ms(member)
-                self.put(replace(member, sync_request_id=None, session_deadline_ms=deadline_ms))
 
     def sync_reply(self, member_id: str) -> SyncReply:
         """What the member was given."""

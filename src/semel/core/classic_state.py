@@ -24,7 +24,7 @@ _PROTOCOL_BYTES: Final = 160
 """Its object, its place among the member's, and its count in the group's index."""
 _TOPIC_BYTES: Final = 64
 """A place in a set."""
-_SUBSCRIBED_TOPICS_MAX: Final = 10_000
+_SUBSCRIBED_TOPICS_MAX: Final = 5_000
 """A megabyte of metadata can name two hundred thousand. With more than this a group counts as subscribed to all."""
 
 
