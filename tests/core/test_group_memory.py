@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from consumer_group_world import World
 from group_world import GROUP, GroupWorld, refused
 from kio.schema.errors import ErrorCode
 
 from semel.core.classic_state import GroupState, JoinRequest, MemberIdentity, MemberProtocol
-from semel.core.group_coordinator import GroupCoordinator
+from semel.core.group_coordinator import RECORD_BYTES, GroupCoordinator
 
 # Memory
 
@@ -183,3 +184,25 @@ def test_no_more_members_wait_to_join_than_may() -> None:
     with refused(ErrorCode.group_max_size_reached):
         world.join()
     assert world.group.group_id == GROUP
+
+
+@pytest.mark.parametrize(
+    ("names", "partitions"),
+    [
+        pytest.param([f"s{number}" for number in range(2_000)], 1, id="many names"),
+        pytest.param([f"{number}" + "n" * 5_000 for number in range(50)], 1, id="long names"),
+        pytest.param([], 3_000, id="many partitions"),
+    ],
+)
+def test_what_members_of_consumer_groups_take_is_counted(names: list[str], partitions: int) -> None:
+    """A group of one member that has all partitions of a wide topic was counted as three kilobytes."""
+    world = World(t=partitions)
+
+    def join_all() -> None:
+        for number in range(20):
+            own = [name.encode().decode() for name in names]
+            world.beat(f"m{number}", 0, names=["t", *own], group_id=f"g{number}")
+            world.log.clear()
+
+    taken = grown_bytes(join_all)
+    assert 0.9 * taken < world.groups.memory_bytes(RECORD_BYTES) < 12 * taken

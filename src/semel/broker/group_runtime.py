@@ -18,7 +18,7 @@ from semel.broker.transaction_runtime import CONSUMER_OFFSETS
 from semel.core.classic_state import AnyRecord, GroupDecision, GroupSettings
 from semel.core.consumer_groups import ConsumerGroupDecision, ConsumerGroups, ConsumerGroupSettings
 from semel.core.coordinator_hash import coordinator_partition
-from semel.core.group_coordinator import RECORD_BYTES, GroupCoordinator, decode_record, encode_record
+from semel.core.group_coordinator import RECORD_BYTES, GroupCoordinator, decode_record, encode_record, held_bytes
 from semel.core.group_offsets import OffsetDecision
 from semel.core.group_records import OffsetRecord
 from semel.core.refusal import Refused
@@ -232,7 +232,7 @@ class GroupRuntime:
             )
         if bytes_max is not None and any(value is not None for _, value in encoded):
             code = ErrorCode.invalid_commit_offset_size if is_offset else ErrorCode.group_max_size_reached
-            self.table.take(encoded_bytes + RECORD_BYTES * len(encoded), code)
+            self.table.take(encoded_bytes + RECORD_BYTES * len(encoded) + sum(map(held_bytes, records)), code)
         try:
             offset = partition.append_records(
                 encoded,

@@ -384,6 +384,11 @@ def encode_record(record: AnyRecord) -> tuple[bytes, bytes | None]:
     return consumer_group_records.encode(record)
 
 
+def held_bytes(record: AnyRecord) -> int:
+    """About what a record of a KIP-848 group takes besides its own bytes. A classic group is counted when one joins."""
+    return 0 if isinstance(record, LoggedRecord) else consumer_group_records.memory_bytes_of(record)
+
+
 def decode_record(key: bytes, value: bytes | None) -> AnyRecord | None:
     """The typed record; None for a kind that is not known here and is stepped over."""
     return group_records.decode(key, value) or consumer_group_records.decode(key, value)
