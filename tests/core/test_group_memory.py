@@ -63,7 +63,7 @@ def test_what_members_of_classic_groups_take_is_counted(name: str, fields: dict[
     names = [name.replace("%d", str(number)) for number in range(32)]
 
     def join_all() -> None:
-        for number in range(100):
+        for number in range(30):
             join_as_the_only_member(
                 coordinator, f"g{number}", names, **{key: (text + "!")[:-1] for key, text in fields.items()}
             )
@@ -189,9 +189,9 @@ def test_no_more_members_wait_to_join_than_may() -> None:
 @pytest.mark.parametrize(
     ("names", "partitions"),
     [
-        pytest.param([f"s{number}" for number in range(2_000)], 1, id="many names"),
+        pytest.param([f"s{number}" for number in range(1_000)], 1, id="many names"),
         pytest.param([f"{number}" + "n" * 5_000 for number in range(50)], 1, id="long names"),
-        pytest.param([], 3_000, id="many partitions"),
+        pytest.param([], 1_000, id="many partitions"),
     ],
 )
 def test_what_members_of_consumer_groups_take_is_counted(names: list[str], partitions: int) -> None:
@@ -199,7 +199,7 @@ def test_what_members_of_consumer_groups_take_is_counted(names: list[str], parti
     world = World(t=partitions)
 
     def join_all() -> None:
-        for number in range(20):
+        for number in range(4):
             own = [name.encode().decode() for name in names]
             world.beat(f"m{number}", 0, names=["t", *own], group_id=f"g{number}")
             world.log.clear()
