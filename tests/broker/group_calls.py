@@ -83,3 +83,16 @@ async def running(data: Path, *, age: int = 99, fsync: Fsync = Fsync.NEVER, **co
         yield Asker(broker, clock, age)
     finally:
         await broker.stop()
+
+
+def counting_turns(asker: Asker) -> list[int]:
+    """A list that grows with every turn that long requests take from here on."""
+    turns: list[int] = []
+    wait_turn = asker.broker.lane.wait_turn
+
+    async def counted() -> None:
+        turns.append(len(turns))
+        await wait_turn()
+
+    asker.broker.lane.wait_turn = counted
+    return turns

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
-from group_calls import Asker, running
+from group_calls import Asker, counting_turns, running
 from kio.schema.errors import ErrorCode
 
 from semel.broker.acls import AclBinding, Authorizer, Operation, ResourceType
@@ -414,3 +415,63 @@ def test_transactional_offsets_need_three_permissions(tmp_path: Path) -> None:
             assert await txn_commit(asker, 5, producer) is ErrorCode.none
 
     asyncio.run(transact())
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_long_list_of_leaving_members_is_gone_through_in_slices(tmp_path: Path, is_there: bool) -> None:
+    """24,000 instance ids that nobody has held the loop for 580 ms, and for 45 ms where there is no group."""
+
+    async def leave() -> None:
+        async with running(tmp_path) as asker:
+            member_ids = [(await join(asker)).member_id] if is_there else []
+            turns = counting_turns(asker)
+            identities = [{"member_id": "", "group_instance_id": f"none{number}"} for number in range(1_000)]
+            identities += [{"member_id": member_id} for member_id in member_ids]
+            left = await asker.ask(Api.LEAVE_GROUP, group_id="g", members=identities)
+            codes = [member.error_code for member in left.members]
+            assert codes[:1_000] == [ErrorCode.unknown_member_id] * 1_000
+            assert codes[1_000:] == [ErrorCode.none] * len(member_ids)
+            assert len(turns) >= 3
+
+    asyncio.run(leave())
+
+
+def test_a_member_has_only_so_many_protocols(tmp_path: Path) -> None:
+    """Kafka's clients have four at most; each is looked up among those of all members, and its name is counted."""
+
+    async def ask_all() -> None:
+        async with running(tmp_path) as asker:
+            many = [{"name": f"p{number}", "metadata": b""} for number in range(33)]
+            assert (await join(asker, protocols=many)).error_code is ErrorCode.invalid_request
+            long = [{"name": f"{number:02}" + "n" * 32_765, "metadata": b""} for number in range(32)]
+            too_long = [{**one, "metadata": b"m" * 100} for one in long]
+            assert (await join(asker, protocols=too_long)).error_code is ErrorCode.unknown_server_error
+            codes = [
+                (await join(asker, group_id=f"g{number}", protocols=long)).error_code
+                for number in range(asker.broker.groups.table.bytes_max // (1 << 20) + 2)
+            ]
+            assert codes[0] is ErrorCode.none
+            assert codes[-1] is ErrorCode.group_max_size_reached
+
+    asyncio.run(ask_all())
+
+
+def test_the_members_of_a_large_group_are_answered_some_in_each_turn(tmp_path: Path) -> None:
+    """All of them in one turn made up a good part of the 700 ms for which a thousand members held the loop."""
+
+    async def join_all() -> None:
+        async with running(tmp_path) as asker:
+            first = await join(asker, group_instance_id="first")
+            joins = [asyncio.ensure_future(join(asker, group_instance_id=f"i{number}")) for number in range(200)]
+            while (group := asker.broker.groups.coordinator.classic_group("g")) and len(group.members) < 201:
+                await asyncio.sleep(0)
+            identity = {"member_id": first.member_id, "group_instance_id": "first"}
+            await asker.ask(Api.LEAVE_GROUP, group_id="g", members=[identity])
+            done = [0]
+            while done[-1] < len(joins):
+                await asyncio.sleep(0)
+                done.append(sum(one.done() for one in joins))
+            assert max(later - now for now, later in itertools.pairwise(done)) <= 64
+            assert {(await one).generation_id for one in joins} == {2}
+
+    asyncio.run(join_all())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_calls import running
+from group_calls import counting_turns, running
 from kio.schema.errors import ErrorCode
 
 from semel.broker.durability import Fsync
@@ -204,3 +204,38 @@ def test_cycles_that_were_set_aside_are_found_when_nobody_asks_for_anything(coll
     assert gc.get_freeze_count() > frozen - 100, "it must not collect while clients ask for something"
     timer.callback()
     assert gc.get_freeze_count() < frozen - count // 2
+
+
+def test_a_page_of_many_topics_and_partitions_is_gone_through_in_slices(tmp_path: Path) -> None:
+    """24,000 names that are no topic held the loop for 115 ms, and for 430 ms among many ACLs."""
+
+    async def ask_all() -> None:
+        async with running(tmp_path) as asker:
+            turns = counting_turns(asker)
+            names = [{"name": f"none{number:04}"} for number in range(1_000)]
+            page: dict[str, Any] = {"response_partition_limit": 2_000, "cursor": None}
+            answer = await asker.ask(Api.DESCRIBE_TOPIC_PARTITIONS, topics=[*names, {"name": "t"}], **page)
+            assert [topic.name for topic in answer.topics] == [*(one["name"] for one in names), "t"]
+            assert [topic.error_code for topic in answer.topics[:-1]] == [ErrorCode.unknown_topic_or_partition] * 1_000
+            assert len(answer.topics[-1].partitions) == 2
+            assert len(turns) >= 3
+
+    asyncio.run(ask_all())
+
+
+def test_the_partitions_of_one_topic_are_gone_through_in_slices(tmp_path: Path) -> None:
+    """A page has up to 2,000 of them."""
+
+    async def ask_all() -> None:
+        async with running(tmp_path) as asker:
+            topics = asker.broker.topics
+            topics.create(topics.decide_create("wide", asker.broker.settings, partition_count=600, configs={}))
+            turns = counting_turns(asker)
+            page: dict[str, Any] = {"response_partition_limit": 550, "cursor": None}
+            answer = await asker.ask(Api.DESCRIBE_TOPIC_PARTITIONS, topics=[{"name": "wide"}], **page)
+            (topic,) = answer.topics
+            assert [partition.partition_index for partition in topic.partitions] == list(range(550))
+            assert answer.next_cursor.partition_index == 550
+            assert len(turns) >= 2
+
+    asyncio.run(ask_all())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,16 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from semel.broker.listeners import ClientAuth, ListenerSettings, TlsSettings
+from semel.broker.sockets import TlsConnection
 from semel.broker.tls import TlsChannel, TlsFailed, distinguished_name, server_context
 from semel.client.config import ClientConfig, SecurityConfig
 from semel.client.connection import Connection
 from semel.errors import AuthenticationFailed, ConfigError, SemelError, WireError
 from semel.private_files import write_private_text
 from semel.testing.certificates import Certificates, make_certificates
+from semel.testing.embedded import EmbeddedBroker
+from semel.verify.hostile_sockets import ask
+from semel.wire.api import Api
 
 
 class Files:
@@ -364,3 +369,72 @@ def test_an_attribute_without_a_short_name_is_written_in_numbers(files: Files) -
     [decoded] = context.get_ca_certs()
     subject_of_the_module: Any = decoded["subject"]
     assert distinguished_name(subject_of_the_module) == "CN=client,1.2.840.113549.1.9.1=#16056140622e63"
+
+
+# -- many at once ------------------------------------------------------------------------------------------------------
+
+
+def hello_of(files: Files) -> bytes:
+    """The first message of a client, which the broker answers with a signature."""
+    outgoing = ssl.MemoryBIO()
+    tls = client_context(files).wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+    with suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
+
+
+@contextmanager
+def strangers(port: int, count: int) -> Iterator[list[socket.socket]]:
+    """Connections on which nothing is said."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(count)]
+
+
+def port_of(broker: EmbeddedBroker) -> int:
+    return int(broker.bootstrap.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("client_auth", ["none", "required"])
+def test_strangers_do_not_close_the_connections_of_clients(files: Files, client_auth: ClientAuth) -> None:
+    """They said nothing, counted as logged in, and filled the half of the budget that is for clients."""
+    config = {"semel.client.memory.max.bytes": str(32 << 20)}
+    context = client_context(files)
+    context.load_cert_chain(files.client.client_certificate, files.client.client_key)
+    with EmbeddedBroker(listeners=[files.listener(client_auth)], config=config) as broker:
+        port = port_of(broker)
+
+        def client() -> ssl.SSLSocket:
+            raw = socket.create_connection(("127.0.0.1", port), timeout=30)
+            connected = context.wrap_socket(raw, server_hostname="localhost")
+            ask(connected, Api.API_VERSIONS, 0)
+            return connected
+
+        with client() as before, strangers(port, 300) as silent, client() as after:
+            for connected in (before, after):
+                ask(connected, Api.API_VERSIONS, 0)
+            # The oldest of them have gone: a client that comes after them finds room for its handshake.
+            assert silent[0].recv(1) == b""
+
+
+def test_handshakes_are_computed_one_in_each_turn(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To sign takes milliseconds: two hundred hellos at once held the loop for 200 ms."""
+    turn, turns = 0, list[int]()
+    shake_hands = TlsConnection._shake_hands
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+
+    def counted(connection: TlsConnection) -> None:
+        turns.append(turn)
+        asyncio.get_running_loop().call_soon(next_turn)
+        shake_hands(connection)
+
+    monkeypatch.setattr(TlsConnection, "_shake_hands", counted)
+    with EmbeddedBroker(listeners=[files.listener()]) as broker, strangers(port_of(broker), 40) as silent:
+        hello = hello_of(files)
+        for stranger in silent:
+            stranger.sendall(hello)
+        for stranger in silent:
+            assert stranger.recv(1)
+    assert len(turns) == len(set(turns)) == 40

@@ -164,7 +164,8 @@ class BrokerSettings:
     group_initial_rebalance_delay_ms = _int("group.initial.rebalance.delay.ms", 0, at_least(0))
     group_session_timeout_min_ms = _int("group.min.session.timeout.ms", 6_000)
     group_session_timeout_max_ms = _int("group.max.session.timeout.ms", 1_800_000)
-    group_size_max = _int("group.max.size", INT_MAX, at_least(1))
+    # Kafka has no limit. All members of a group are looked at in one turn of the loop when its join phase ends.
+    group_size_max = _int("group.max.size", 1_000, at_least(1))
     group_protocols = _words(
         "group.coordinator.rebalance.protocols", ("classic", "consumer"), each_of("classic", "consumer", "streams")
     )

@@ -325,6 +325,12 @@ class Connection:
         """From here on the client may send anything, in frames of the usual size."""
         self.principal = principal
         self.frames.frame_bytes_max = self.listener.frame_bytes_max
+        self.note_login()
+
+    def note_login(self) -> None:
+        """From here on it counts among the connections that have logged in."""
+        self._noted_bytes = -1
+        self.note_held()
 
     def _serve(self, frame: bytearray, decoded: Decoded | None = None) -> None:
         try:

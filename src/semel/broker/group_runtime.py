@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -17,7 +18,7 @@ from semel.broker.transaction_runtime import CONSUMER_OFFSETS
 from semel.core.classic_state import AnyRecord, GroupDecision, GroupSettings
 from semel.core.consumer_groups import ConsumerGroupDecision, ConsumerGroups, ConsumerGroupSettings
 from semel.core.coordinator_hash import coordinator_partition
-from semel.core.group_coordinator import RECORD_BYTES, GroupCoordinator, decode_record, encode_record
+from semel.core.group_coordinator import RECORD_BYTES, GroupCoordinator, decode_record, encode_record, held_bytes
 from semel.core.group_offsets import OffsetDecision
 from semel.core.group_records import OffsetRecord
 from semel.core.refusal import Refused
@@ -37,6 +38,9 @@ _REQUESTED_BYTES_MAX: Final = 1_048_588
 _GROUPS_PER_MS: Final = 100
 _CHANGES_AT_ONCE: Final = 16
 _MEMBERS_AT_ONCE: Final = 64
+_ANSWERS_AT_ONCE: Final = 32
+_MEMBERS_A_CHANGE: Final = 32
+"""A change of a group with so many members counts as one more change."""
 
 
 class GroupRuntime:
@@ -112,10 +116,17 @@ class GroupRuntime:
             log_offset=log_offset,
             producer_id=None if producer_id < 0 else producer_id,
         )
-        for request_id, reply in decision.replies:
-            waiting = self._waiting.get(request_id)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(reply)
+        for number, (request_id, reply) in enumerate(decision.replies):
+            if number < _ANSWERS_AT_ONCE:
+                self._wake(request_id, reply)
+            else:
+                # Each is written when it is woken: a thousand members of a group do not hold up the others.
+                self._broker.quick_lane.call_in_turn(partial(self._wake, request_id, reply))
+
+    def _wake(self, request_id: int, reply: Any) -> None:
+        waiting = self._waiting.get(request_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(reply)
 
     def carry_out_consumer(
         self,
@@ -154,7 +165,7 @@ class GroupRuntime:
             for due in self.coordinator.decide_each_due(now_ms):
                 if due is not None:
                     self._try_carry_out(*due)
-                if pace.is_over(_CHANGES_AT_ONCE if due is None else 1):
+                if pace.is_over(_CHANGES_AT_ONCE if due is None else _weight(due[1])):
                     yield
         deadline_ms = self.consumer_groups.next_deadline_ms()
         while deadline_ms is not None and deadline_ms <= now_ms:
@@ -221,7 +232,7 @@ class GroupRuntime:
             )
         if bytes_max is not None and any(value is not None for _, value in encoded):
             code = ErrorCode.invalid_commit_offset_size if is_offset else ErrorCode.group_max_size_reached
-            self.table.take(encoded_bytes + RECORD_BYTES * len(encoded), code)
+            self.table.take(encoded_bytes + RECORD_BYTES * len(encoded) + sum(map(held_bytes, records)), code)
         try:
             offset = partition.append_records(
                 encoded,
@@ -241,6 +252,10 @@ class GroupRuntime:
             self._carry_out(group_id, decision, -1, -1, bytes_max=None)  # time asks for it, and cannot ask for less
         except Refused as refusal:
             _LOG.warning("the group %s could not be changed yet: %s", group_id, refusal)
+
+
+def _weight(decision: GroupDecision) -> int:
+    return 1 + (0 if decision.group is None else len(decision.group.members)) // _MEMBERS_A_CHANGE
 
 
 def _group_settings(settings: BrokerSettings) -> GroupSettings:

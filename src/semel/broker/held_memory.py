@@ -33,6 +33,7 @@ PARTITION_BYTES: Final = 5_000
 
 _TIGHT: Final = 0.75
 _NEARLY_ALL: Final = 0.75
+_ABOUT_EQUAL_BYTES: Final = 32 << 10
 _ANSWER_SHARE: Final = 4
 _ANSWER_BYTES_MIN: Final = 1 << 20
 _ANSWER_BYTES_MAX: Final = 8 << 20
@@ -81,9 +82,9 @@ class HeldMemory:
             self._before_login[connection] = held_bytes
             self.before_login_bytes += held_bytes
             while self.before_login_bytes > self.before_login_max:
-                self._close_largest(self._before_login, "those that have not logged in")
+                self._close_stranger()
         while self.total_bytes > self.connections_max:
-            self._close_largest(self._held, "all clients")
+            self._close_largest()
 
     def check_room(self, connection: Connection, added_bytes: int, code: ErrorCode) -> None:
         """Whether a request of the connection may take so much more. Raises Refused.
@@ -105,11 +106,20 @@ class HeldMemory:
         self.total_bytes -= self._held.pop(connection, 0)
         self.before_login_bytes -= self._before_login.pop(connection, 0)
 
-    def _close_largest(self, held: dict[Connection, int], of_whom: str) -> None:
+    def _close_largest(self) -> None:
         # Of equals the newest: the others were there first.
-        largest = max(reversed(held), key=held.__getitem__)
-        self.forget(largest)
-        largest.refuse(WireError(f"of {of_whom} it made the broker hold the most, and together it was too much"))
+        largest = max(reversed(self._held), key=self._held.__getitem__)
+        self._close(largest, "all clients")
+
+    def _close_stranger(self) -> None:
+        # Of those that are about equal the oldest: to log in takes a moment, and who stays without is in no hurry.
+        held = self._before_login
+        largest = max(held, key=lambda one: held[one] // _ABOUT_EQUAL_BYTES)
+        self._close(largest, "those that have not logged in")
+
+    def _close(self, connection: Connection, of_whom: str) -> None:
+        self.forget(connection)
+        connection.refuse(WireError(f"of {of_whom} it made the broker hold the most, and together it was too much"))
 
 
 class Table:

@@ -34,6 +34,7 @@ _RECEIVED_AT_ONCE: Final = 512 << 10
 _SENT_AT_ONCE: Final = 4 << 20
 """Likewise a client that reads as fast as it can."""
 _ENCRYPTED_AT_ONCE: Final = 1 << 20
+_HANDSHAKE_BYTES_AT_ONCE: Final = 16 << 10
 _TLS_BYTES: Final = 64 << 10
 """About what OpenSSL keeps for a connection."""
 
@@ -155,13 +156,38 @@ class TlsConnection(PlainConnection):
     def own_bytes(self) -> int:
         return _TLS_BYTES
 
-    def _readable(self) -> None:
-        from semel.broker.tls import TlsFailed
+    @property
+    def is_logged_in(self) -> bool:
+        """Until the handshake is over it is anyone who has reached the port, also where a certificate is required."""
+        return self._channel.is_established and super().is_logged_in
 
-        count = self._receive(memoryview(self._ciphertext))
+    def _readable(self) -> None:
+        is_established = self._channel.is_established
+        count = self._receive(memoryview(self._ciphertext)[: None if is_established else _HANDSHAKE_BYTES_AT_ONCE])
         if not count or self._is_parting:
             return
         self._channel.feed(memoryview(self._ciphertext)[:count])
+        if is_established:
+            self._read_plain()
+        else:
+            # To sign takes milliseconds. Until its turn comes nothing more is received.
+            self._loop.remove_reader(self._socket.fileno())
+            self.broker.handshake_lane.call_in_turn(self._shake_hands)
+
+    def _shake_hands(self) -> None:
+        if self.is_closed:
+            return
+        self._read_plain()
+        if self.is_closed:
+            return
+        if self._channel.is_established:
+            self.note_login()
+        if not self.is_closed and self._reading and not self._is_left:
+            self._loop.add_reader(self._socket.fileno(), self._readable)
+
+    def _read_plain(self) -> None:
+        from semel.broker.tls import TlsFailed
+
         read: int | None = 0
         try:
             while not self.is_closed and (read := self._channel.read_into(self.frames.buffer())):
@@ -280,6 +306,8 @@ class Listener:
                 self._broker.clock.call_later(_PAUSE_WITHOUT_DESCRIPTORS_MS, self._accept_on)
                 return
             self._take(peer)
+            if self._broker.is_full:
+                return  # to find the one that goes takes a look at all: once a turn
 
     def _take(self, peer: socket.socket) -> None:
         peer.setblocking(False)

@@ -112,6 +112,7 @@ class Broker:
         self.producer_budget = ProducerBudget(self.held_memory.bytes_max // PRODUCERS_SHARE)
         self.lane = SlowLane()
         self.login_lane = SlowLane()
+        self.handshake_lane = QuickLane(at_once=1)
         self.quick_lane = QuickLane()
         self._listeners: list[Listener] = []
         self._tick_task: asyncio.Task[None] | None = None
@@ -386,8 +387,13 @@ class Broker:
             session_lifetime_ms=listener.session_lifetime_ms or self.settings.session_lifetime_ms,
         )
 
+    @property
+    def is_full(self) -> bool:
+        """Whether another connection takes the place of one that is open."""
+        return len(self._connections) >= self.connections_max
+
     def connection_opened(self, connection: Connection) -> None:
-        if len(self._connections) >= self.connections_max:
+        if self.is_full:
             self._close_longest_idle()
         self._connections[connection] = None
         connection.note_held()
@@ -395,7 +401,7 @@ class Broker:
 
     def _close_longest_idle(self) -> None:
         """So that who connects and does nothing cannot keep others out. A client that was idle connects again."""
-        idle = min(self._connections, key=lambda one: (one.is_busy, one.last_active_ms))
+        idle = min(self._connections, key=lambda one: (one.is_logged_in, one.is_busy, one.last_active_ms))
         _LOG.warning("%d connections are open: closing the longest idle, from %s", self.connections_max, idle.host)
         idle.close()
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from kio.schema.errors import ErrorCode
 
-from semel.core.classic_rebalance import Draft, names_of
+from semel.core.classic_rebalance import Draft
 from semel.core.classic_state import (
     ClassicGroup,
     GroupDecision,
@@ -72,6 +72,7 @@ def _join_new_member(draft: Draft, request: JoinRequest) -> None:
         _rejoin_static_member(draft, request, old_member_id)
     elif instance_id is None and request.requires_known_member_id:
         # A member that never comes back, because its first answer was lost, would hold up a rebalance (KIP-394).
+        draft.refuse_too_many_pending()
         draft.remember_pending(request.new_member_id, request.session_timeout_ms)
         reply = JoinReply(request.new_member_id, ErrorCode.member_id_required)
         draft.replies.append((request.request_id, reply))
@@ -211,7 +212,7 @@ def decide_tick(group: ClassicGroup, settings: GroupSettings, now_ms: int) -> Gr
         draft.end_of_join_delay()
     sync_deadline_ms = draft.group.sync_deadline_ms
     if sync_deadline_ms is not None and sync_deadline_ms <= now_ms:
-        for member_id in draft.group.pending_sync:
+        for member_id in tuple(draft.group.pending_sync):
             draft.remove_member(member_id)
         draft.prepare_rebalance()
     return draft.decision()
@@ -278,9 +279,9 @@ def _supports_protocols(group: ClassicGroup, request: JoinRequest) -> bool:
         return False
     if group.state is GroupState.EMPTY:
         return True
-    known = (names_of(member.protocols) for member in group.members.values())
-    known_to_all = names_of(request.protocols).intersection(*known)
-    return request.protocol_type == group.protocol_type and bool(known_to_all)
+    return request.protocol_type == group.protocol_type and any(
+        group.is_known_to_all(protocol.name) for protocol in request.protocols
+    )
 
 
 def _existing(group: ClassicGroup | None, group_id: str) -> ClassicGroup:

@@ -1,7 +1,8 @@
 """The steps of a classic group's rebalance, on a draft that lives inside one decision.
 
-A draft replaces the group's frozen value step by step and collects the records and replies that come up. Nothing else
-sees it before the decision is made, so a decision whose records cannot be stored leaves no trace.
+A draft has its own copies of the group's members and indexes, and changes these in place: what happens to a thousand
+members in one decision takes a thousand steps and not a million. It collects the records and replies that come up.
+Nothing else sees it before the decision is made, so a decision whose records cannot be stored leaves no trace.
 """
 
 from __future__ import annotations
@@ -21,20 +22,32 @@ from semel.core.classic_state import (
     JoinedMember,
     JoinReply,
     JoinRequest,
-    MemberProtocol,
     Reply,
     SyncReply,
     metadata_record,
     subscribed_topics,
 )
 from semel.core.group_records import LoggedRecord
+from semel.core.refusal import Refused
 
 
 class Draft:
     """A decision in the making."""
 
     def __init__(self, group: ClassicGroup, settings: GroupSettings, now_ms: int) -> None:
-        self.group = group
+        self._members = dict(group.members)
+        self._pending_members = dict(group.pending_members)
+        self._static_members = dict(group.static_members)
+        self._protocol_counts = dict(group.protocol_counts)
+        self._pending_sync = set(group.pending_sync)
+        self.group = replace(
+            group,
+            members=self._members,
+            pending_members=self._pending_members,
+            static_members=self._static_members,
+            protocol_counts=self._protocol_counts,
+            pending_sync=self._pending_sync,
+        )
         self.records: list[LoggedRecord] = []
         self.replies: list[tuple[int, Reply]] = []
         self._settings = settings
@@ -66,10 +79,10 @@ class Draft:
         self._change(
             protocol_type=group.protocol_type if group.members else request.protocol_type,
             leader_id=group.leader_id or member_id,
-            members={**group.members, member_id: member},
-            pending_members={name: at for name, at in group.pending_members.items() if name != member_id},
             new_member_added=group.new_member_added or group.is_initial_rebalance,
         )
+        self._pending_members.pop(member_id, None)
+        self.put(member)
 
     def update_member(self, member_id: str, request: JoinRequest) -> None:
         """A known member joins again, maybe with another subscription, and waits for the end of the join phase."""
@@ -103,40 +116,64 @@ class Draft:
             join_request_id=request.request_id,
             sync_request_id=None,
         )
-        others = {name: member for name, member in self.group.members.items() if name != old_member_id}
-        self._change(
-            members={**others, new.member_id: new},
-            leader_id=new.member_id if self.group.leader_id == old_member_id else self.group.leader_id,
-        )
+        self._drop(old_member_id)
+        self.put(new)
+        if self.group.leader_id == old_member_id:
+            self._change(leader_id=new.member_id)
         self.mark_synced(old_member_id)
 
     def remove_member(self, member_id: str) -> None:
         """A member goes; what it waits for is answered, so that a client that is still there starts afresh."""
-        group = self.group
-        member = group.members.get(member_id)
+        member = self._members.get(member_id)
         if member is not None:
             self._answer_join(member, JoinReply("", ErrorCode.unknown_member_id))
             self._answer_sync(member, SyncReply(ErrorCode.unknown_member_id))
-        members = {name: other for name, other in group.members.items() if name != member_id}
-        self._change(
-            members=members,
-            leader_id=next(iter(members), None) if group.leader_id == member_id else group.leader_id,
-            pending_members={name: at for name, at in group.pending_members.items() if name != member_id},
-        )
+        self._drop(member_id)
+        self._pending_members.pop(member_id, None)
+        if self.group.leader_id == member_id:
+            self._change(leader_id=next(iter(self._members), None))
         self.mark_synced(member_id)
+
+    def refuse_too_many_pending(self) -> None:
+        """No more members are told an id than could join with it."""
+        if len(self._pending_members) >= self._settings.max_size:
+            raise Refused(ErrorCode.group_max_size_reached, "too many members were told an id and have not joined")
 
     def remember_pending(self, member_id: str, timeout_ms: int) -> None:
         """The member was told its id and is expected to come back with it (KIP-394)."""
-        self._change(pending_members={**self.group.pending_members, member_id: self._now_ms + timeout_ms})
+        self._pending_members[member_id] = self._now_ms + timeout_ms
 
     def keep_session(self, member_id: str) -> None:
         """The member gave a sign of life."""
         member = self.group.members[member_id]
-        self.put(replace(member, session_deadline_ms=self._now_ms + member.session_timeout_ms))
+        self.put(replace(member, session_deadline_ms=self._session_deadline_ms(member)))
+
+    def _session_deadline_ms(self, member: ClassicMember) -> int:
+        return self._now_ms + member.session_timeout_ms
 
     def put(self, member: ClassicMember) -> None:
         """The member's next value."""
-        self._change(members={**self.group.members, member.member_id: member})
+        old = self._members.get(member.member_id)
+        self._members[member.member_id] = member
+        if old is None or old.protocols is not member.protocols:
+            self._count_protocols(old, -1)
+            self._count_protocols(member, +1)
+        if member.group_instance_id is not None:
+            self._static_members[member.group_instance_id] = member.member_id
+
+    def _drop(self, member_id: str) -> None:
+        old = self._members.pop(member_id, None)
+        self._count_protocols(old, -1)
+        if old is not None and self._static_members.get(old.group_instance_id or "") == member_id:
+            del self._static_members[old.group_instance_id or ""]
+
+    def _count_protocols(self, member: ClassicMember | None, by: int) -> None:
+        for name in () if member is None else member.protocol_names:
+            count = self._protocol_counts.get(name, 0) + by
+            if count:
+                self._protocol_counts[name] = count
+            else:
+                del self._protocol_counts[name]
 
     # Join phase
 
@@ -158,9 +195,9 @@ class Draft:
             state_since_ms=self._now_ms,
             is_initial_rebalance=is_initial,
             new_member_added=False,
-            pending_sync=frozenset[str](),
             sync_deadline_ms=None,
         )
+        self._pending_sync.clear()
         delay_ms = self._settings.initial_rebalance_delay_ms
         if is_initial and delay_ms > 0:
             # More members are likely to come at the start of an application: one rebalance for all of them (KIP-134).
@@ -207,16 +244,17 @@ class Draft:
             state_since_ms=self._now_ms,
             is_initial_rebalance=False,
             join_deadline_ms=None,
-            pending_sync=frozenset(self.group.members),
             sync_deadline_ms=self._now_ms + self.group.rebalance_timeout_ms if self.group.members else None,
         )
+        self._pending_sync.clear()
+        self._pending_sync.update(self._members)
         self._change(subscribed_topics=subscribed_topics(self.group))
         if not self.group.members:
             self.records.append(metadata_record(self.group))
         for member in tuple(self.group.members.values()):
             self._answer_join(member, self.join_reply(member.member_id))
-            self.put(replace(member, is_new=False, join_request_id=None))
-            self.keep_session(member.member_id)
+            deadline_ms = self._session_deadline_ms(member)
+            self.put(replace(member, is_new=False, join_request_id=None, session_deadline_ms=deadline_ms))
 
     def _elect_joined_leader(self) -> bool:
         """The leader must be one who joined, for it is to make the assignment."""
@@ -232,26 +270,26 @@ class Draft:
     def select_protocol(self) -> str:
         """The protocol that all members know and most of them like best."""
         members = tuple(self.group.members.values())
-        known_to_all = frozenset[str].intersection(*(names_of(member.protocols) for member in members))
         votes = Counter(
-            next(protocol.name for protocol in member.protocols if protocol.name in known_to_all) for member in members
+            next(protocol.name for protocol in member.protocols if self.group.is_known_to_all(protocol.name))
+            for member in members
         )
         return votes.most_common(1)[0][0]
 
     def join_reply(self, member_id: str) -> JoinReply:
         """The current generation; the leader is told all members, to assign partitions to them."""
         group = self.group
-        members = tuple(
-            JoinedMember(member.member_id, member.group_instance_id, member.metadata_for(group.protocol_name))
-            for member in group.members.values()
-        )
+        told = group.members.values() if member_id == group.leader_id else ()
         return JoinReply(
             member_id,
             generation_id=group.generation_id,
             protocol_type=group.protocol_type,
             protocol_name=group.protocol_name,
             leader_id=group.leader_id or "",
-            members=members if member_id == group.leader_id else (),
+            members=tuple(
+                JoinedMember(member.member_id, member.group_instance_id, member.metadata_for(group.protocol_name))
+                for member in told
+            ),
         )
 
     def answer_static_member(self, member_id: str, reply: JoinReply) -> None:
@@ -273,20 +311,24 @@ class Draft:
 
     def mark_synced(self, member_id: str) -> None:
         """The member is no longer among those that are removed for not asking for their assignment."""
-        pending_sync = self.group.pending_sync - {member_id}
-        self._change(pending_sync=pending_sync, sync_deadline_ms=self.group.sync_deadline_ms if pending_sync else None)
+        self._pending_sync.discard(member_id)
+        if not self._pending_sync and self.group.sync_deadline_ms is not None:
+            self._change(sync_deadline_ms=None)
 
     def assign(self, assignments: dict[str, bytes]) -> None:
         """The leader's assignment is logged, then told to everybody who waits for it; the group is stable."""
         self._change(state=GroupState.STABLE, state_since_ms=self._now_ms)
-        for member in tuple(self.group.members.values()):
-            self.put(replace(member, assignment=assignments.get(member.member_id, b"")))
+        for member in tuple(self._members.values()):
+            waits = member.sync_request_id is not None
+            given = replace(
+                member,
+                assignment=assignments.get(member.member_id, b""),
+                sync_request_id=None,
+                session_deadline_ms=self._session_deadline_ms(member) if waits else member.session_deadline_ms,
+            )
+            self.put(given)
+            self._answer_sync(member, self.sync_reply(member.member_id))
         self.records.append(metadata_record(self.group))
-        for member in tuple(self.group.members.values()):
-            if member.sync_request_id is not None:
-                self._answer_sync(member, self.sync_reply(member.member_id))
-                self.put(replace(member, sync_request_id=None))
-                self.keep_session(member.member_id)
 
     def sync_reply(self, member_id: str) -> SyncReply:
         """What the member was given."""
@@ -300,9 +342,9 @@ class Draft:
     def _cancel_syncs(self) -> None:
         for member in tuple(self.group.members.values()):
             self._answer_sync(member, SyncReply(ErrorCode.rebalance_in_progress))
-            self.put(replace(member, assignment=b"", sync_request_id=None))
-            if member.sync_request_id is not None:
-                self.keep_session(member.member_id)
+            waited = member.sync_request_id is not None
+            deadline_ms = self._session_deadline_ms(member) if waited else member.session_deadline_ms
+            self.put(replace(member, assignment=b"", sync_request_id=None, session_deadline_ms=deadline_ms))
 
     # Bookkeeping
 
@@ -316,8 +358,3 @@ class Draft:
     def _answer_sync(self, member: ClassicMember, reply: SyncReply) -> None:
         if member.sync_request_id is not None:
             self.replies.append((member.sync_request_id, reply))
-
-
-def names_of(protocols: tuple[MemberProtocol, ...]) -> frozenset[str]:
-    """The protocols' names."""
-    return frozenset(protocol.name for protocol in protocols)

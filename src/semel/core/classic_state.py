@@ -5,9 +5,10 @@ A request that must wait (JoinGroup, SyncGroup) leaves its number with its membe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from sys import getsizeof
 from typing import Final
 
 from kio.schema.errors import ErrorCode
@@ -19,6 +20,12 @@ from semel.core.group_records import GroupMetadata, GroupRecord, LoggedRecord, S
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 _VERSION_BYTES: Final = 2
+_PROTOCOL_BYTES: Final = 160
+"""Its object, its place among the member's, and its count in the group's index."""
+_TOPIC_BYTES: Final = 64
+"""A place in a set."""
+_SUBSCRIBED_TOPICS_MAX: Final = 5_000
+"""A megabyte of metadata can name two hundred thousand. With more than this a group counts as subscribed to all."""
 
 
 class GroupState(Enum):
@@ -49,6 +56,11 @@ class MemberProtocol:
     name: str
     metadata: bytes
 
+    @property
+    def memory_bytes(self) -> int:
+        """About what it takes. Of a short name most is what Python's objects take themselves."""
+        return _PROTOCOL_BYTES + getsizeof(self.name) + getsizeof(self.metadata)
+
 
 @dataclass(frozen=True, slots=True)
 class ClassicMember:
@@ -72,6 +84,20 @@ class ClassicMember:
         """A member that waits for us cannot send heartbeats. A new one may be gone without a trace, so it expires."""
         return self.is_new or (self.join_request_id is None and self.sync_request_id is None)
 
+    @property
+    def memory_bytes(self) -> int:
+        """About what its texts and bytes take."""
+        texts = (self.member_id, self.group_instance_id, self.client_id, self.client_host)
+        return (
+            sum(map(getsizeof, texts))
+            + getsizeof(self.assignment)
+            + sum(protocol.memory_bytes for protocol in self.protocols)
+        )
+
+    @property
+    def protocol_names(self) -> frozenset[str]:
+        return frozenset(protocol.name for protocol in self.protocols)
+
     def metadata_for(self, protocol_name: str | None) -> bytes:
         """The member's subscription under that protocol."""
         return next((protocol.metadata for protocol in self.protocols if protocol.name == protocol_name), b"")
@@ -89,6 +115,9 @@ class ClassicGroup:
     protocol_name: str | None = None
     leader_id: str | None = None
     members: Mapping[str, ClassicMember] = field(default_factory=dict[str, ClassicMember])
+    # Kept beside the members so that a request about one of them need not look at the others.
+    static_members: Mapping[str, str] = field(default_factory=dict[str, str])
+    protocol_counts: Mapping[str, int] = field(default_factory=dict[str, int])
     subscribed_topics: frozenset[str] | None = None
     # Members that were told their id and have not come back with it (KIP-394), with the time when they are forgotten.
     pending_members: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -96,8 +125,17 @@ class ClassicGroup:
     initial_remaining_ms: int = 0
     new_member_added: bool = False
     join_deadline_ms: int | None = None
-    pending_sync: frozenset[str] = frozenset()
+    pending_sync: Set[str] = frozenset()
     sync_deadline_ms: int | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what the texts and bytes of the group, its members and its subscriptions take."""
+        return (
+            sum(map(getsizeof, self.pending_members))
+            + sum(member.memory_bytes for member in self.members.values())
+            + sum(_TOPIC_BYTES + getsizeof(topic) for topic in self.subscribed_topics or ())
+        )
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -111,10 +149,11 @@ class ClassicGroup:
 
     def static_member_id(self, group_instance_id: str) -> str | None:
         """Who holds this `group.instance.id` (KIP-345)."""
-        for member in self.members.values():
-            if member.group_instance_id == group_instance_id:
-                return member.member_id
-        return None
+        return self.static_members.get(group_instance_id)
+
+    def is_known_to_all(self, protocol_name: str) -> bool:
+        """Whether every member can work with this protocol."""
+        return self.protocol_counts.get(protocol_name, 0) == len(self.members)
 
     def is_subscribed_to(self, topic: str) -> bool:
         """When the subscriptions cannot be read, a consumer group counts as subscribed to everything."""
@@ -146,6 +185,12 @@ class JoinRequest:
     client_host: str = ""
     requires_known_member_id: bool = False
     supports_skipping_assignment: bool = False
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what its texts and bytes will take once it is a member."""
+        texts = (self.group_id, self.new_member_id, self.group_instance_id, self.client_id, self.client_host)
+        return sum(map(getsizeof, texts)) + sum(protocol.memory_bytes for protocol in self.protocols)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +326,12 @@ def group_from_log(group_id: str, metadata: GroupMetadata) -> ClassicGroup:
         protocol_name=metadata.protocol_name,
         leader_id=metadata.leader_id,
         members=members,
+        static_members={
+            member.group_instance_id: member.member_id
+            for member in members.values()
+            if member.group_instance_id is not None
+        },
+        protocol_counts={metadata.protocol_name or "": len(members)} if members else {},
     )
     return replace(loaded, subscribed_topics=subscribed_topics(loaded))
 
@@ -295,28 +346,35 @@ def with_fresh_sessions(group: ClassicGroup, now_ms: int) -> ClassicGroup:
 
 
 def subscribed_topics(group: ClassicGroup) -> frozenset[str] | None:
-    """All topics of a consumer group's members; None when it is no consumer group or a subscription is unreadable."""
+    """All topics of a consumer group's members.
+
+    None when it is no consumer group, a subscription is unreadable, or they name too many topics to be remembered.
+    """
     if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return None
     if not group.members:
         return frozenset()
+    # Most members of a group have the same subscription.
+    subscriptions = {member.metadata_for(group.protocol_name) for member in group.members.values()}
+    topics: set[str] = set()
+    read = 0
     try:
-        return frozenset(
-            topic
-            for member in group.members.values()
-            for topic in _topics_of_subscription(member.metadata_for(group.protocol_name))
-        )
+        for subscription in subscriptions:
+            for topic in _topics_of_subscription(subscription):
+                read += 1
+                if read > _SUBSCRIBED_TOPICS_MAX:
+                    return None
+                topics.add(topic)
     except (SerialError, UnicodeDecodeError):
         return None
+    return frozenset(topics)
 
 
-def _topics_of_subscription(subscription: bytes) -> list[str]:
+def _topics_of_subscription(subscription: bytes) -> Iterator[str]:
     # Version 0 is the beginning of every version, so that a newer client's subscription is understood as well.
     count, at = readers.read_legacy_array_length(subscription, _VERSION_BYTES)
     at += _VERSION_BYTES
-    topics: list[str] = []
     for _ in range(count or 0):
         topic, size = readers.read_legacy_string(subscription, at)
         at += size
-        topics.append(topic)
-    return topics
+        yield topic

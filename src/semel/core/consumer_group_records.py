@@ -12,6 +12,7 @@ import io
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -31,6 +32,10 @@ _NO_CLASSIC_METADATA: Final = bytes([1, 0, 1, 0])
 
 # Partitions by topic id; never changed once built.
 Assignment = Mapping[UUID, frozenset[int]]
+_NAME_BYTES: Final = 100
+"""A place in the member's names, and its count in the group's index."""
+_PARTITION_BYTES: Final = 300
+"""Places in the target, in what the member has, and in the index of who has which partition."""
 NOTHING: Final[Assignment] = {}
 
 
@@ -60,6 +65,13 @@ class MemberMetadata:
     subscribed_topic_regex: str = ""
     rebalance_timeout_ms: int = -1
     server_assignor: str | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what its texts take. Names are strings of its own, also where others subscribe to the same."""
+        texts = (self.instance_id, self.rack_id, self.client_id, self.client_host, self.subscribed_topic_regex)
+        names = self.subscribed_topic_names
+        return sum(map(getsizeof, texts)) + sum(map(getsizeof, names)) + _NAME_BYTES * len(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +187,22 @@ def _number_of(item: tuple[UUID, object]) -> int:
 
 _READ_BY_THEMSELVES: Final = (_KIND_OF[GroupEpochRecord], _KIND_OF[PartitionMetadataRecord])
 """Kinds whose decoder sees to the tagged fields: the one has a field there, the other is not read at all."""
+
+
+def partitions_bytes(assignment: Assignment) -> int:
+    """About what the partitions of a member's target take, with all that follows from it."""
+    return _PARTITION_BYTES * sum(map(len, assignment.values()))
+
+
+def memory_bytes_of(record: ConsumerGroupRecord) -> int:
+    """About what a record adds to its group, besides its fixed part."""
+    match record:
+        case MemberMetadataRecord(_, member_id, MemberMetadata() as metadata):
+            return getsizeof(member_id) + metadata.memory_bytes
+        case TargetMemberRecord(_, _, Mapping() as target):
+            return partitions_bytes(target)
+        case _:
+            return 0
 
 
 def encode(record: ConsumerGroupRecord) -> tuple[bytes, bytes | None]:

@@ -64,6 +64,8 @@ class Group:
         # Kept by replay so that a heartbeat in the steady state need not look at the other members.
         self.topic_name_counts: Counter[str] = Counter()
         self.regex_counts: Counter[str] = Counter()
+        self.metadata_bytes = 0
+        """About what the members' texts take."""
         self._holders: dict[tuple[UUID, int], str] = {}
 
     @property
@@ -154,6 +156,7 @@ class Group:
                 del self._holders[partition]
 
     def _count_subscription(self, metadata: MemberMetadata, by: int) -> None:
+        self.metadata_bytes += by * metadata.memory_bytes
         _count(self.topic_name_counts, metadata.subscribed_topic_names, by)
         if metadata.subscribed_topic_regex:
             _count(self.regex_counts, (metadata.subscribed_topic_regex,), by)

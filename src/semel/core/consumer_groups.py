@@ -38,6 +38,7 @@ from semel.core.consumer_group_records import (
     ResolvedRegexRecord,
     TargetEpochRecord,
     TargetMemberRecord,
+    partitions_bytes,
 )
 from semel.core.consumer_group_state import JOIN_EPOCH, LEAVE_STATIC_EPOCH, Group, Member
 from semel.core.consumer_group_subscriptions import Topics, hash_of_topics
@@ -134,7 +135,8 @@ class ConsumerGroups:
         """About what they take, at `each_bytes` for a group, a member, and a few of its topics."""
         return sum(
             each_bytes * (1 + len(group.members) + len(group.topic_name_counts) + len(group.resolved_regexes))
-            + sum(each_bytes * (1 + len(target)) for target in group.targets.values())
+            + group.metadata_bytes
+            + sum(each_bytes * (1 + len(target)) + partitions_bytes(target) for target in group.targets.values())
             + _TOPIC_BYTES * sum(len(resolved.topics) for resolved in group.resolved_regexes.values())
             for group in self._groups.values()
         )

@@ -18,7 +18,6 @@ from semel.core.classic_state import (
     CONSUMER_PROTOCOL_TYPE,
     AnyRecord,
     ClassicGroup,
-    ClassicMember,
     GroupDecision,
     GroupSettings,
     GroupState,
@@ -93,9 +92,7 @@ class GroupCoordinator:
     def memory_bytes(self) -> int:
         """About what all groups and their offsets take."""
         classic = sum(
-            RECORD_BYTES * (1 + len(group.members) + len(group.pending_members))
-            + sum(map(len, group.pending_members))
-            + sum(_member_bytes(member) for member in group.members.values())
+            RECORD_BYTES * (1 + len(group.members) + len(group.pending_members)) + group.memory_bytes
             for group in self._classic.values()
         )
         return classic + self.offsets.memory_bytes(RECORD_BYTES) + self.consumer_groups.memory_bytes(RECORD_BYTES)
@@ -376,10 +373,6 @@ class GroupCoordinator:
         self.consumer_groups.start_timers(now_ms)
 
 
-def _member_bytes(member: ClassicMember) -> int:
-    return len(member.assignment) + sum(len(protocol.metadata) for protocol in member.protocols)
-
-
 def encode_record(record: AnyRecord) -> tuple[bytes, bytes | None]:
     """Key and value of a record of either kind of group.
 
@@ -389,6 +382,11 @@ def encode_record(record: AnyRecord) -> tuple[bytes, bytes | None]:
     if isinstance(record, LoggedRecord):
         return group_records.encode(record)
     return consumer_group_records.encode(record)
+
+
+def held_bytes(record: AnyRecord) -> int:
+    """About what a record of a KIP-848 group takes besides its own bytes. A classic group is counted when one joins."""
+    return 0 if isinstance(record, LoggedRecord) else consumer_group_records.memory_bytes_of(record)
 
 
 def decode_record(key: bytes, value: bytes | None) -> AnyRecord | None:
