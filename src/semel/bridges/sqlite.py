@@ -143,6 +143,17 @@ class SqliteDatabase(Database):
         with _translated(self.path):
             return _run(connection, statement, values)
 
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """For queries that must see the file in one state. Others may write meanwhile if the file is in WAL mode."""
+        self._execute("BEGIN")
+        try:
+            yield
+            self._execute("COMMIT")
+        except BaseException as error:
+            self._roll_back(error)
+            raise
+
     def stage(self, table: pa.Table | pa.RecordBatchReader) -> str:
         batches = table.to_batches(max_chunksize=_ROWS_AT_ONCE) if isinstance(table, pa.Table) else table
         return self._stage(table.schema, batches, _STAGED)
