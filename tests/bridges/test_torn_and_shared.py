@@ -40,9 +40,14 @@ def test_an_attached_file_that_wal_mode_commits_by_itself_is_refused(
         with pytest.raises(semel.ConfigError, match="one after the other"), positions.transaction():
             pytest.fail("the transaction began")
         connection.execute("DETACH o")
-        with pytest.raises(semel.ConfigError, match="one after the other"), positions.transaction() as inside:
-            inside.execute(f"ATTACH '{path}' AS o")
-            inside.execute("INSERT INTO o.orders VALUES ('1')")
+
+        def attach_inside() -> None:
+            with positions.transaction() as inside:
+                inside.execute(f"ATTACH '{path}' AS o")
+                inside.execute("INSERT INTO o.orders VALUES ('1')")
+
+        with pytest.raises(semel.ConfigError, match="one after the other"):
+            attach_inside()
         assert connection.execute("SELECT * FROM o.orders").fetchall() == []
 
 

@@ -255,6 +255,8 @@ class _Run:
         check_table(database, options.name, table, options.resume)
         store = GuardedPositions(database, options.name, epoch=claim(database, options.name), home=home)
         note_table(database, options.name, table)
+        if not missing and not database.load(options.name):
+            self._writer.begin_new(database)
         if missing:
             self._resume(store, missing)
         return store

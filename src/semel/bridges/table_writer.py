@@ -315,7 +315,11 @@ class TableWriter:
         if rule.mode in ("upsert", "newest"):
             definitions.append(f"PRIMARY KEY ({', '.join(quote(name) for name in rule.key)})")
         with database.turn(rule.table):
-            database.execute(f"CREATE TABLE IF NOT EXISTS {quote_table(rule.table)} ({', '.join(definitions)})")
+            if database.columns(rule.table) is not None:
+                return  # another pipeline has made it while we waited
+            database.execute(f"CREATE TABLE {quote_table(rule.table)} ({', '.join(definitions)})")
+            # Ids that a table of this name had before it was dropped would make repeats of all its rows.
+            self._event_ids.restart(database)
 
     def _type_of(self, database: Database, one: pa.Field, schema: pa.Schema) -> str:
         named = self.options.types.get(one.name)
@@ -509,6 +513,10 @@ class TableWriter:
     def forget(self) -> None:
         """What a transaction that was rolled back has left here."""
         self._event_ids.forget()
+
+    def begin_new(self, database: Database) -> None:
+        """Say what a pipeline without a position should know about the table."""
+        self._event_ids.warn_if_empty(database)
 
     def restart(self, database: Database) -> None:
         """Prepare the table for a pipeline that reads everything again. Within a transaction."""
