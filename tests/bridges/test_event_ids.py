@@ -163,3 +163,22 @@ def test_a_version_for_upsert_is_refused_in_a_session(broker: EmbeddedBroker, pl
     with pytest.raises(semel.ConfigError, match='mode="newest"'):
         source.run(number, place.target(table="numbers", mode="upsert", key=["number"], version="at"))
     assert place.ask("SELECT count(*) FROM numbers") == [(0,)]
+
+
+@pytest.mark.parametrize("made_by", ["semel", "user"])
+def test_a_new_pipeline_fills_a_table_that_was_made_again_or_is_told_why_not(
+    broker: EmbeddedBroker, place: Place, made_by: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A table that Semel makes is empty, so its ids are forgotten. One of the user's may be emptied on purpose."""
+    source = Input(broker.bootstrap)
+    source.write(range(10))
+    target = place.target(table="numbers", mode="dedup", key=["number"], create=True)
+    source.run(number, target)
+    place.do("DROP TABLE numbers")
+    if made_by == "user":
+        place.do("CREATE TABLE numbers (number bigint, place bigint, at bigint)")
+    source.name += "-2"
+    source.run(number, target)
+    expected = 10 if made_by == "semel" else 0
+    assert place.ask("SELECT count(*) FROM numbers") == [(expected,)]
+    assert ("event ids that it had before are remembered" in caplog.text) == (made_by == "user")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -45,6 +45,9 @@ TABLES: Final = {
 
 TWICE: Final = ("21000", "23505")
 """SQLSTATEs of a statement that met two rows of one key: in what it writes, or one that is in the table already."""
+
+_MADE_MEANWHILE: Final = ("23505", "42P07", "42701", "42710")
+"""What Postgres says when a table, its type or a column is there since another program's statement a moment ago."""
 
 OF_ONE_VALUE: Final = ("22", "23502", "23514")
 """SQLSTATEs of a value that its type refuses, where the database does not say which column it is. The last two are also
@@ -227,6 +230,23 @@ class Database(SqlPositions, ABC):
             self._wait_for_turn()
             for name in missing:
                 self._execute(f"CREATE TABLE IF NOT EXISTS {name} ({TABLES[name]})")
+
+    @contextmanager
+    def turn(self, table: str) -> Iterator[None]:
+        """Let one program at a time make or extend a table: IF NOT EXISTS alone fails for one of two in Postgres."""
+        with nullcontext() if self._is_in_transaction else self.transaction():
+            self.wait_for_scope(f"make {self.full_name(table)}")
+            try:
+                yield
+            except DatabaseError as error:
+                if error.sqlstate not in _MADE_MEANWHILE:
+                    raise
+                raise DatabaseError(
+                    f"Another program has made or extended table {table!r} at the same moment. The transaction was "
+                    "rolled back and is tried again.",
+                    sqlstate=error.sqlstate,
+                    is_transient=True,
+                ) from error
 
     def _check_may_open(self) -> None:
         """A new connection in the middle of a transaction would run the rest of its statements outside of it."""

@@ -73,7 +73,8 @@ class DeadLetterTable:
         found = database.columns(self.table)
         if found is None:
             columns = ", ".join(f"{quote(one.name)} {database.sql_type(one.type)}" for one in _SCHEMA)
-            database.execute(f"CREATE TABLE IF NOT EXISTS {quote_table(self.table)} ({columns})")
+            with database.turn(self.table):
+                database.execute(f"CREATE TABLE IF NOT EXISTS {quote_table(self.table)} ({columns})")
             return
         missing = [name for name in _SCHEMA.names if name not in found]
         if missing or database.missing_rights(self.table, ["INSERT"]):

@@ -95,6 +95,25 @@ class EventIds:
             for statement in expire(memory, moved):
                 database.execute(statement.sql)
 
+    def warn_if_empty(self, database: Database) -> None:
+        """For a pipeline that begins: an empty table whose ids are remembered may have been emptied or made again."""
+        rule = self._rule
+        if rule.mode != "dedup" or rule.statement is not None or database.columns(rule.table) is None:
+            return
+        with database.transaction():
+            memory = self.open(database)
+            is_known = database.execute(f"SELECT 1 FROM {SEEN} WHERE scope IN ({memory.scopes}) LIMIT 1").rows
+            can_read = not database.missing_rights(rule.table, ["SELECT"])
+            if is_known and can_read and not database.execute(f"SELECT 1 FROM {quote_table(rule.table)} LIMIT 1").rows:
+                LOG.warning(
+                    "Table %r is empty, and event ids that it had before are remembered: rows with these ids are "
+                    "dropped as repeats. If it was emptied or made again to be filled anew, stop, run DELETE FROM %s "
+                    "WHERE scope IN (%s), and start again under a new name.",
+                    rule.table,
+                    SEEN,
+                    memory.scopes,
+                )
+
     def restart(self, database: Database) -> None:
         """Forget the event ids of an empty table, which is to be filled again: all of its rows would be repeats.
 

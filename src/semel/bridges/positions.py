@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
 from semel.client.partitions import TopicPartition
-from semel.errors import InboxOvertaken, InvalidState
+from semel.errors import ConfigError, InboxOvertaken, InvalidState
 
 BEGIN_BLOCK: Final = "SAVEPOINT semel_delivery"
 END_BLOCK: Final = "RELEASE SAVEPOINT semel_delivery"
@@ -69,6 +69,14 @@ def ended_in_block() -> InvalidState:
     )
 
 
+def run_key(name: str) -> str:
+    """Where the ledger has a pipeline of `semel.run(to=...)`.
+
+    None of Spark's has it: their names hold no `/`, and a job's is `name/job_id`.
+    """
+    return f"/run/{name}"
+
+
 class SqlPositions:
     """Positions in a table `semel_inbox`. Every database gives `_execute` and `transaction` in its own way."""
 
@@ -80,6 +88,14 @@ class SqlPositions:
     def transaction(self) -> Iterator[Any]:
         raise NotImplementedError
         yield
+
+    def _check_no_run(self, inbox: str) -> None:
+        """Raise if the positions of this name are those of `semel.run(to=...)`, in a database that has its ledger."""
+        if self._execute("SELECT 1 FROM semel_ledger WHERE key = $1", run_key(inbox)).rows:
+            raise ConfigError(
+                f"The name {inbox!r} is used by semel.run(to=...) in this database, and both would share one position: "
+                "each would lack what the other has read. Nothing was read. Give the inbox another name=."
+            )
 
     def load(self, inbox: str) -> dict[TopicPartition, Position]:
         rows = self._execute(

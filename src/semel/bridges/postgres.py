@@ -86,6 +86,8 @@ class PostgresPositions(SqlPositions):
 
     def load(self, inbox: str) -> dict[TopicPartition, Position]:
         with self.transaction():
+            if self._one("SELECT has_table_privilege(to_regclass('semel_ledger'), 'SELECT')"):
+                self._check_no_run(inbox)
             return super().load(inbox)
 
     @contextmanager

@@ -20,7 +20,7 @@ from semel.bridges.lag_offsets import LagOffsets
 from semel.bridges.portions import Failed, Function, Portion
 from semel.bridges.positions import Position
 from semel.bridges.retries import LOG, Retries
-from semel.bridges.run_owner import check_table, claim, home_of, note_table
+from semel.bridges.run_owner import check_no_inbox, check_table, claim, home_of, note_table
 from semel.bridges.source_inbox import SourceDelivery, SourceInbox
 from semel.bridges.starting_point import Resume, compare, describe_ahead, refuse_missing
 from semel.bridges.table_writer import TableWriter
@@ -251,9 +251,12 @@ class _Run:
                 describe_ahead(ahead),
             )
         table = self._target.options.rule.table
+        check_no_inbox(database, options.name, options.resume)
         check_table(database, options.name, table, options.resume)
         store = GuardedPositions(database, options.name, epoch=claim(database, options.name), home=home)
         note_table(database, options.name, table)
+        if not missing and not database.load(options.name):
+            self._writer.begin_new(database)
         if missing:
             self._resume(store, missing)
         return store

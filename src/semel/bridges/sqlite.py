@@ -15,11 +15,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from semel.bridges.database import TABLES, Column, Database
+from semel.bridges.database import LEDGER, TABLES, Column, Database
 from semel.bridges.failpoints import reach
 from semel.bridges.merge import quote
-from semel.bridges.positions import BEGIN_BLOCK, END_BLOCK, Result, SqlPositions, ended_in_block
+from semel.bridges.positions import BEGIN_BLOCK, END_BLOCK, Position, Result, SqlPositions, ended_in_block
 from semel.bridges.value_ranges import check_ranges
+from semel.client.partitions import TopicPartition
 from semel.errors import ConfigError, DatabaseError, DatabaseUnreachable, InvalidState, ValueDoesNotFit
 
 _BUSY_S: Final = 60.0
@@ -44,6 +45,57 @@ def _run(connection: sqlite3.Connection, statement: str, values: Sequence[object
     return Result(cursor.fetchall(), cursor.rowcount)
 
 
+def check_atomic(connection: sqlite3.Connection) -> None:
+    """Raise if a crash could leave a commit of this connection half done.
+
+    SQLite commits several files as one by a journal on disk that they share. Files in WAL mode have none: they are
+    committed one after the other. A file that is attached read-only does no harm. Nothing that is open is changed.
+    """
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    listed = [(_text(name), _text(path)) for _, name, path in cursor.execute("PRAGMA database_list").fetchall()]
+    modes = {
+        name: _text(cursor.execute(f"PRAGMA {quote(name)}.journal_mode").fetchone()[0]) for name, path in listed if path
+    }
+    for name, mode in modes.items():
+        if mode in ("memory", "off"):
+            raise ConfigError(
+                f"Database {name!r} of this connection has PRAGMA journal_mode={mode}, where a crash in the middle of "
+                "a commit leaves half of it. Nothing was read or written. Use DELETE or WAL."
+            )
+    attached = [name for name in modes if name != "main"]
+    if not attached or (modes.get("main") not in (None, "wal") and "wal" not in modes.values()):
+        return
+    for name in attached:
+        if _is_writable(cursor, name):
+            raise ConfigError(
+                f"Database {name!r} is attached to this connection, and SQLite commits files in WAL mode one after the "
+                "other: a crash in between would leave half of a transaction. Nothing was read or written. Keep "
+                "everything in one file, use PRAGMA journal_mode=DELETE for all of them, or attach a file that is only "
+                "read as 'file:...?mode=ro'."
+            )
+
+
+def _is_writable(cursor: sqlite3.Cursor, name: str) -> bool:
+    cursor.execute("SAVEPOINT semel_probe")
+    try:
+        (version,) = cursor.execute(f"PRAGMA {quote(name)}.user_version").fetchone()
+        cursor.execute(f"PRAGMA {quote(name)}.user_version = {version}")
+    except sqlite3.OperationalError as error:
+        if not getattr(error, "sqlite_errorname", "").startswith("SQLITE_READONLY"):
+            raise
+        return False
+    finally:
+        cursor.execute("ROLLBACK TO SAVEPOINT semel_probe")
+        cursor.execute("RELEASE SAVEPOINT semel_probe")
+    return True
+
+
+def _text(given: Any) -> str:
+    """A connection may be told to return text as bytes."""
+    return given.decode() if isinstance(given, bytes) else given
+
+
 class SqlitePositions(SqlPositions):
     """An inbox's positions, through the reader's own connection. The table is made if it is not there.
 
@@ -63,6 +115,12 @@ class SqlitePositions(SqlPositions):
         with connection:
             connection.execute(f"CREATE TABLE IF NOT EXISTS semel_inbox ({TABLES['semel_inbox']})")
             self._add_topic_ids()
+
+    def load(self, inbox: str) -> dict[TopicPartition, Position]:
+        has_ledger = self._execute("SELECT count(*) FROM sqlite_master WHERE name = $1", LEDGER).rows[0][0]
+        if has_ledger:
+            self._check_no_run(inbox)
+        return super().load(inbox)
 
     def _add_topic_ids(self) -> None:
         """To a table that an earlier release made."""
@@ -84,11 +142,13 @@ class SqlitePositions(SqlPositions):
         connection = self._connection
         if connection.in_transaction:
             raise InvalidState("The connection has a transaction open already: commit it before the next delivery.")
+        check_atomic(connection)
         connection.execute("BEGIN IMMEDIATE")
         try:
             connection.execute(BEGIN_BLOCK)
             yield connection
             _end_block(connection)
+            check_atomic(connection)  # a file may have been attached in the block
             reach("before_commit")
         except BaseException:
             connection.rollback()
@@ -142,6 +202,17 @@ class SqliteDatabase(Database):
         connection = self._open()
         with _translated(self.path):
             return _run(connection, statement, values)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """For queries that must see the file in one state. Others may write meanwhile if the file is in WAL mode."""
+        self._execute("BEGIN")
+        try:
+            yield
+            self._execute("COMMIT")
+        except BaseException as error:
+            self._roll_back(error)
+            raise
 
     def stage(self, table: pa.Table | pa.RecordBatchReader) -> str:
         batches = table.to_batches(max_chunksize=_ROWS_AT_ONCE) if isinstance(table, pa.Table) else table

@@ -290,13 +290,19 @@ class TableWriter:
             if not self.options.create:
                 raise self._no_table(database)
             self._create(database, wanted, schema)
-        elif self.options.new_columns == "add":
+        elif self.options.new_columns == "add" and any(one.name not in table for one in wanted):
+            self._add_columns(database, wanted, schema)
+        return database.columns(rule.table) or {}
+
+    def _add_columns(self, database: Database, wanted: Sequence[pa.Field], schema: pa.Schema) -> None:
+        name = self._rule.table
+        with database.turn(name):
+            table = database.columns(name) or {}  # another pipeline may have added them while we waited
             for one in wanted:
                 if one.name not in table:
-                    check_addable(one.name, rule.table, table)
+                    check_addable(one.name, name, table)
                     kind = self._type_of(database, one, schema)
-                    database.execute(f"ALTER TABLE {quote_table(rule.table)} ADD COLUMN {quote(one.name)} {kind}")
-        return database.columns(rule.table) or {}
+                    database.execute(f"ALTER TABLE {quote_table(name)} ADD COLUMN {quote(one.name)} {kind}")
 
     def _create(self, database: Database, wanted: Sequence[pa.Field], schema: pa.Schema) -> None:
         rule = self._rule
@@ -308,7 +314,12 @@ class TableWriter:
         ]
         if rule.mode in ("upsert", "newest"):
             definitions.append(f"PRIMARY KEY ({', '.join(quote(name) for name in rule.key)})")
-        database.execute(f"CREATE TABLE IF NOT EXISTS {quote_table(rule.table)} ({', '.join(definitions)})")
+        with database.turn(rule.table):
+            if database.columns(rule.table) is not None:
+                return  # another pipeline has made it while we waited
+            database.execute(f"CREATE TABLE {quote_table(rule.table)} ({', '.join(definitions)})")
+            # Ids that a table of this name had before it was dropped would make repeats of all its rows.
+            self._event_ids.restart(database)
 
     def _type_of(self, database: Database, one: pa.Field, schema: pa.Schema) -> str:
         named = self.options.types.get(one.name)
@@ -364,10 +375,11 @@ class TableWriter:
             return
         named = [*rule.key, rule.version or ""]
         definitions = [f"{quote(name)} {_type_in(table[name])} NOT NULL" for name in named]
-        database.execute(
-            f"CREATE TABLE IF NOT EXISTS {quote_table(tombstones_of(rule.table))} "
-            f"({', '.join(definitions)}, PRIMARY KEY ({', '.join(quote(name) for name in rule.key)}))"
-        )
+        with database.turn(tombstones_of(rule.table)):
+            database.execute(
+                f"CREATE TABLE IF NOT EXISTS {quote_table(tombstones_of(rule.table))} "
+                f"({', '.join(definitions)}, PRIMARY KEY ({', '.join(quote(name) for name in rule.key)}))"
+            )
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
@@ -502,6 +514,10 @@ class TableWriter:
         """What a transaction that was rolled back has left here."""
         self._event_ids.forget()
 
+    def begin_new(self, database: Database) -> None:
+        """Say what a pipeline without a position should know about the table."""
+        self._event_ids.warn_if_empty(database)
+
     def restart(self, database: Database) -> None:
         """Prepare the table for a pipeline that reads everything again. Within a transaction."""
         self._event_ids.restart(database)
@@ -533,6 +549,10 @@ class TableWriter:
         ids = self._event_ids
         memory = ids.open(database) if self._rule.mode == "dedup" else None
         horizon = None if memory is None else ids.check_not_late(database, memory, staged)
+        if self._rule.mode == "newest" and self._rule.delete is not None:
+            # Another transaction's deletion must be seen by a row that is older, and the other way round; neither
+            # sees what the other has not committed. So those that write into this table take turns.
+            database.wait_for_scope(f"newest {database.full_name(self._rule.table)}")
         try:
             self._check_unchanged(database, plan, staged)
             counts = self._write_staged(database, plan, staged, memory, horizon)

@@ -75,6 +75,8 @@ class PostgresStore(Store):
         self._open()
         # What another transaction has just committed must be seen, whatever the user's own transactions ask for.
         self._execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        # Records that row-level security hides from this user are an error then, and not forgotten.
+        self._execute("SET LOCAL row_security = off")
         self._execute(f"SET LOCAL lock_timeout = '{_LOCK_S}s'")
 
     def _take_turn(self) -> None:

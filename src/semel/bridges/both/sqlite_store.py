@@ -8,6 +8,7 @@ from typing import Final
 
 from semel.bridges.both.store import BEGIN_BLOCK, CommitLost, Store
 from semel.bridges.positions import Result
+from semel.bridges.sqlite import check_atomic
 from semel.errors import ConfigError, InvalidState
 
 _BUSY_S: Final = 30.0
@@ -46,6 +47,12 @@ class SqliteStore(Store):
                 "With this PRAGMA synchronous a loss of power can undo a transaction that the database has committed, "
                 "and its records would be in Kafka alone. Set PRAGMA synchronous=FULL on this connection."
             )
+
+        check_atomic(connection)
+
+    def end_block(self) -> None:
+        super().end_block()
+        check_atomic(self._connection)  # a file may have been attached in the block
 
     def begin(self) -> None:
         # Every block writes in the end; a transaction that turns into a writer later may be refused.

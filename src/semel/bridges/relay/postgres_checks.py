@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from semel.bridges.merge import literal, quote, quote_table
+from semel.bridges.merge import quote, quote_table
 from semel.bridges.postgres import PostgresDatabase
 from semel.bridges.relay.options import Columns, RelayOptions, choose_columns
 from semel.bridges.relay.table_sql import XID_DEFAULT, index_sql, one_line, outbox_table_sql
@@ -12,7 +13,35 @@ from semel.bridges.retries import LOG
 from semel.errors import ConfigError, DatabaseError
 
 _VERSION_MIN: Final = 130_000
+IDENTITY: Final = (
+    "(SELECT system_identifier::text FROM pg_control_system()), pg_walfile_name(pg_current_wal_lsn()), "
+    "(SELECT oid::bigint FROM pg_database WHERE datname = current_database())"
+)
 _INTEGERS: Final = ("bigint", "integer", "smallint")
+
+
+_SEQUENCES: Final = (
+    "SELECT DISTINCT seqrelid::regclass::text, seqcache, seqincrement, seqcycle FROM pg_sequence WHERE seqrelid IN ("
+    # that of an identity, or of a column that owns its sequence
+    "SELECT d.objid FROM pg_depend d JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid "
+    "WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass AND d.deptype IN ('a', 'i') "
+    "AND d.refobjid = to_regclass($1) AND a.attname = $2 UNION ALL "
+    # those that a default names, in partitions too
+    "SELECT d.refobjid FROM pg_depend d JOIN pg_attrdef f ON d.classid = 'pg_attrdef'::regclass AND d.objid = f.oid "
+    "JOIN pg_attribute a ON a.attrelid = f.adrelid AND a.attnum = f.adnum "
+    "WHERE d.refclassid = 'pg_class'::regclass AND a.attname = $3 AND "
+    "f.adrelid IN (SELECT relid FROM pg_partition_tree(to_regclass($4)) UNION ALL SELECT to_regclass($5)))"
+)
+
+
+class HiddenRows(ConfigError):
+    """Row-level security applies to this user."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(
+            f"Row-level security hides rows of {table!r} from this user, and those would be lost. Nothing more was "
+            "relayed. Use the table's owner, or a role with BYPASSRLS."
+        )
 
 
 def check_server(database: PostgresDatabase) -> dict[str, Any]:
@@ -41,10 +70,13 @@ def server_identity(database: PostgresDatabase) -> dict[str, Any]:
     time begin another timeline. The name of the current WAL file has the timeline at once; the control file has it
     only after the next checkpoint.
     """
-    [(system, wal_file, oid)] = database.execute(
-        "SELECT system_identifier::text, pg_walfile_name(pg_current_wal_lsn()), "
-        "(SELECT oid::bigint FROM pg_database WHERE datname = current_database()) FROM pg_control_system()"
-    ).rows
+    [found] = database.execute(f"SELECT {IDENTITY}").rows
+    return identity_in(found)
+
+
+def identity_in(found: Sequence[Any]) -> dict[str, Any]:
+    """What `IDENTITY` selects, by its names."""
+    system, wal_file, oid = found
     return {"kind": "postgres", "system": system, "timeline": int(wal_file[:8], 16), "database": oid}
 
 
@@ -71,10 +103,7 @@ def check_outbox(database: PostgresDatabase, options: RelayOptions) -> Columns:
         )
     _check_rights(database, options)
     if is_filtered:
-        raise ConfigError(
-            f"Row-level security hides rows of {table!r} from this user, and those would be lost. Nothing was relayed. "
-            "Use the table's owner, or a role with BYPASSRLS."
-        )
+        raise HiddenRows(table)
     available = database.columns(table) or {}
     columns = choose_columns(options, available)
     if available[columns.id].type not in _INTEGERS:
@@ -109,10 +138,8 @@ def _check_rights(database: PostgresDatabase, options: RelayOptions) -> None:
 
 def _check_sequence(database: PostgresDatabase, table: str, column: str) -> None:
     """Ids that sessions take in advance, or that go down, would turn the events of an aggregate around."""
-    rows = database.execute(
-        "SELECT seqrelid::regclass::text, seqcache, seqincrement, seqcycle FROM pg_sequence WHERE seqrelid = "
-        f"pg_get_serial_sequence({literal(quote_table(table))}, {literal(column)})::regclass"
-    ).rows
+    name = quote_table(table)
+    rows = database.execute(_SEQUENCES, name, column, column, name, name).rows
     for sequence, cache, increment, cycles in rows:
         if cache != 1 or increment < 1 or cycles:
             raise ConfigError(
@@ -120,6 +147,19 @@ def _check_sequence(database: PostgresDatabase, table: str, column: str) -> None
                 f"{' and CYCLE' if cycles else ''}, so a later row may get a lower id and be relayed first. Nothing "
                 f"was relayed. Run: ALTER SEQUENCE {sequence} CACHE 1 INCREMENT 1 NO CYCLE;"
             )
+    default = database.scalar(
+        "SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid "
+        "AND a.attnum = d.adnum WHERE adrelid = to_regclass($1) AND attname = $2 AND attgenerated = ''",
+        name,
+        column,
+    )
+    if default is not None and not rows:
+        LOG.warning(
+            "The ids of %r come from %s, and Semel cannot see whether they grow from one row to the next. No row is "
+            "lost or repeated; but where a later row has a lower id, it may be relayed first.",
+            table,
+            default,
+        )
 
 
 def _check_xid(database: PostgresDatabase, options: RelayOptions, available: dict[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -14,13 +16,13 @@ from semel.bridges.merge import literal, quote, quote_table
 from semel.bridges.postgres import PostgresDatabase
 from semel.bridges.relay.horizon import IN_PROGRESS_MAX, Horizon, Interval, after_interval, after_row, decide_interval
 from semel.bridges.relay.options import Columns, RelayOptions
-from semel.bridges.relay.postgres_checks import check_outbox, check_server
+from semel.bridges.relay.postgres_checks import IDENTITY, HiddenRows, check_outbox, check_server, identity_in
 from semel.bridges.relay.routes import TOPIC_COLUMN
 from semel.bridges.relay.row_source import Identity, Portion, Position, RowSource, count_fitting, nothing_due
 from semel.bridges.relay.snapshots import NOTHING, Snapshot
 from semel.bridges.relay.waking import PostgresWaker, Waker
 from semel.bridges.retries import LOG
-from semel.errors import ConfigError
+from semel.errors import ConfigError, DatabaseUnreachable
 
 _IDS_MAX: Final = 200_000
 """How many ids are looked up at once: 3 MB, and few enough scans for a table with millions of rows."""
@@ -42,15 +44,16 @@ class PostgresSource(RowSource):
         self._options = options
         self._columns: Columns | None = None
         self._types: dict[str, str] = {}
+        self._server: Identity = {}
         self._waiting: _Waiting | None = None
         self._warned_at = -_WARN_AGAIN_S
 
     def prepare(self) -> Identity:
         self._waiting = None
-        server = check_server(self._database)
+        self._server = check_server(self._database)
         self._columns = check_outbox(self._database, self._options)
         self._types = {name: one.type for name, one in (self._database.columns(self.table) or {}).items()}
-        return {**server, "table": self._database.full_name(self.table)}
+        return {**self._server, "table": self._database.full_name(self.table)}
 
     def make_waker(self) -> Waker:
         return PostgresWaker(self._database.uri)
@@ -132,14 +135,38 @@ class PostgresSource(RowSource):
 
         A bare name in ORDER BY is first looked for among the results, where the id is text: hence `row.`.
         """
-        [(snapshot, newest, is_on_disk)] = self._database.execute(
+        [(snapshot, newest, is_on_disk, hides_rows, *server)] = self._database.execute(
             "SELECT pg_current_snapshot()::text, "
             f"(SELECT {self._xid}::text FROM {self._name} AS row ORDER BY row.{self._xid} DESC LIMIT 1), "
-            "pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn()"
+            "pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn(), "
+            f"row_security_active({literal(self._name)}::regclass), {IDENTITY}"
         ).rows
+        self._check_server(server)
+        if hides_rows:
+            raise HiddenRows(self.table)
         if not is_on_disk:
             self._write_to_disk()
         return Snapshot.parse(snapshot), None if newest is None else int(newest)
+
+    def _check_server(self, found: Sequence[object]) -> None:
+        """A pooler keeps our connection to it when it leads to another server, so each transaction looks for itself."""
+        if identity_in(found) != self._server:
+            raise DatabaseUnreachable(
+                "Another server answers at the address of this database. Whether the relay may go on there is found "
+                "out next.",
+                is_transient=True,
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """On the server that the position belongs to, where rows that are hidden from this user are an error.
+
+        Both is asked inside of the transaction: behind a pooler the next one may be on another connection.
+        """
+        with self._database.transaction():
+            [(_, *server)] = self._database.execute(f"SELECT set_config('row_security', 'off', true), {IDENTITY}").rows
+            self._check_server(server)
+            yield
 
     def _write_to_disk(self) -> None:
         """Everything that transactions have logged until now. A commit waits for all that was logged before it."""
@@ -152,7 +179,7 @@ class PostgresSource(RowSource):
         parts = [columns.value, *(one for one in (columns.key, columns.headers) if one is not None)]
         size = " + ".join(f"coalesce({_length(part, self._types[part])}, 0)" for part in parts)
         # By a cursor and not by LIMIT: that would make the planner walk the primary key of a large table for few rows.
-        with self._database.transaction():
+        with self._transaction():
             self._database.execute(
                 f"DECLARE semel_due NO SCROLL CURSOR FOR SELECT {quote(columns.id)}::bigint AS id, "
                 f"({size})::bigint AS size FROM {self._name} AS row WHERE {self._due(interval)} "
@@ -173,10 +200,11 @@ class PostgresSource(RowSource):
             f"{self._time(columns.timestamp)} AS timestamp",
             *(f"{quote(name)}::text AS {quote(TOPIC_COLUMN + name)}" for name in columns.topic),
         ]
-        rows = self._database.query(
-            f"SELECT {', '.join(wanted)} FROM {self._name} AS row WHERE {quote(key)} BETWEEN {first} AND {last} "
-            f"AND {self._due(interval)} ORDER BY row.{quote(key)}"
-        )
+        with self._transaction():
+            rows = self._database.query(
+                f"SELECT {', '.join(wanted)} FROM {self._name} AS row WHERE {quote(key)} BETWEEN {first} AND {last} "
+                f"AND {self._due(interval)} ORDER BY row.{quote(key)}"
+            )
         for name in ("value", "key"):
             at = rows.column_names.index(name)
             rows = rows.set_column(at, name, rows.column(name).cast(pa.binary()))
@@ -230,10 +258,11 @@ class PostgresSource(RowSource):
             return 0
         deleted, key = 0, quote(self._chosen.id)
         while True:
-            changed = self._database.execute(
-                f"DELETE FROM {self._name} WHERE {key} IN (SELECT {key} FROM {self._name} WHERE "
-                f"{self._done(horizon)} LIMIT {_DELETED_AT_ONCE})"
-            ).changed
+            with self._transaction():
+                changed = self._database.execute(
+                    f"DELETE FROM {self._name} WHERE {key} IN (SELECT {key} FROM {self._name} WHERE "
+                    f"{self._done(horizon)} LIMIT {_DELETED_AT_ONCE})"
+                ).changed
             deleted += changed
             if changed < _DELETED_AT_ONCE:
                 return deleted

@@ -7,10 +7,10 @@ twice: only AUTOINCREMENT does that, after the row with the highest id was delet
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +25,7 @@ from semel.bridges.relay.table_sql import one_line, outbox_table_sql
 from semel.bridges.relay.waking import SqliteWaker, Waker
 from semel.bridges.run_owner import home_of
 from semel.bridges.sqlite import SqliteDatabase
-from semel.errors import ConfigError
+from semel.errors import ConfigError, DatabaseUnreachable
 
 _DELETED_AT_ONCE: Final = 10_000
 
@@ -38,15 +38,26 @@ class SqliteSource(RowSource):
         self._database = database
         self._options = options
         self._columns: Columns | None = None
+        self._file: tuple[int, int] | None = None
 
     def prepare(self) -> Identity:
-        if not Path(self._database.path).exists():  # SQLite would make one
+        self._database.close()  # a file that has taken the place of the old one is another one
+        self._file = self._find_file()
+        if self._file is None:  # SQLite would make one
             raise ConfigError(f"There is no SQLite file {self._database.path!r}. Nothing was relayed. Check the path.")
         self._check_table()
         # A file that was deleted and made again counts from 1, and so has other rows under the ids that were relayed.
         if self._database.columns(HOME) is None:
             self._database.execute(f"CREATE TABLE IF NOT EXISTS {HOME} ({TABLES[HOME]})")
         return {"kind": "sqlite", "home": home_of(self._database), "table": self._database.full_name(self.table)}
+
+    def _find_file(self) -> tuple[int, int] | None:
+        """What tells the file from another one that is put in its place."""
+        try:
+            found = os.stat(self._database.path)
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
 
     def _check_table(self) -> None:
         available = self._database.columns(self.table)
@@ -93,7 +104,27 @@ class SqliteSource(RowSource):
         last = self._database.scalar("SELECT seq FROM sqlite_sequence WHERE lower(name) = lower($1)", self._plain_name)
         return int(last or 0) < int(position["after"])
 
+    def _check_unchanged(self, position: Position | None) -> None:
+        """For statements inside of the same transaction: raises if the file was put back to an earlier state."""
+        if self._find_file() != self._file:
+            raise DatabaseUnreachable(
+                f"Another file is at {self._database.path!r}, or none. Whether the relay may go on there is found out "
+                "next.",
+                is_transient=True,
+            )
+        if position is not None and self.is_behind(position):
+            raise ConfigError(
+                f"The file {self._database.path!r} has gone back: rows of {self.table!r} up to {position['after']} "
+                "were relayed, and it has not given out that id. It was put back to an earlier state. Nothing more "
+                f"was relayed. {self.advice_after_restore(position)}"
+            )
+
     def next(self, position: Position | None, rows_max: int) -> Portion:
+        with self._database.snapshot():
+            self._check_unchanged(position)
+            return self._next(position, rows_max)
+
+    def _next(self, position: Position | None, rows_max: int) -> Portion:
         after = 0 if position is None else int(position["after"])
         columns = self._chosen
         key = quote(columns.id)
@@ -136,11 +167,13 @@ class SqliteSource(RowSource):
     def delete_done(self, position: Position) -> int:
         deleted, key = 0, quote(self._chosen.id)
         while True:
-            changed = self._database.execute(
-                f"DELETE FROM {self._name} WHERE {key} IN (SELECT {key} FROM {self._name} WHERE {key} <= $1 "
-                f"ORDER BY {key} LIMIT {_DELETED_AT_ONCE})",
-                int(position["after"]),
-            ).changed
+            with self._database.transaction():
+                self._check_unchanged(position)
+                changed = self._database.execute(
+                    f"DELETE FROM {self._name} WHERE {key} IN (SELECT {key} FROM {self._name} WHERE {key} <= $1 "
+                    f"ORDER BY {key} LIMIT {_DELETED_AT_ONCE})",
+                    int(position["after"]),
+                ).changed
             deleted += changed
             if changed < _DELETED_AT_ONCE:
                 return deleted
