@@ -251,12 +251,19 @@ class _Run:
                 describe_ahead(ahead),
             )
         table = self._target.options.rule.table
-        check_table(database, options.name, table, options.resume)
+        is_there = self._is_table_there()
+        check_table(database, options.name, table, options.resume, is_there=is_there)
         store = GuardedPositions(database, options.name, epoch=claim(database, options.name), home=home)
-        note_table(database, options.name, table)
+        note_table(database, options.name, table, was_there=is_there)
+        self._writer.may_create = not is_there
         if missing:
             self._resume(store, missing)
         return store
+
+    def _is_table_there(self) -> bool:
+        """With a statement of the user's own, which may write anywhere: true."""
+        rule = self._target.options.rule
+        return rule.statement is not None or self._database.columns(rule.table) is not None
 
     def _resume(self, store: GuardedPositions, missing: Mapping[TopicPartition, Position]) -> None:
         options = self._options
@@ -355,6 +362,7 @@ class _Run:
                 else:
                     self._write_parts(work.delivery, failed)
                 self._writer.finish(self._database)
+                self._note_new_table()
                 if self._dead_letters is not None:
                     self._dead_letters.write(self._database, [RefusedRow.of(row, error) for row, error in failed])
         except BaseException:
@@ -362,8 +370,15 @@ class _Run:
             raise
         self._end(committed=True)
 
+    def _note_new_table(self) -> None:
+        """In the transaction of its first rows, so that a crash before them leaves a pipeline that may make it."""
+        if self._writer.may_create and self._writer.columns:
+            note_table(self._database, self._options.name, self._target.options.rule.table, was_there=True)
+
     def _end(self, *, committed: bool) -> None:
         self._writer.forget()
+        if committed and self._writer.columns:
+            self._writer.may_create = False
         if self._dead_letters is not None:
             self._dead_letters.end(committed=committed)
             self.report.dead_letters = self._dead_letters.committed_count
