@@ -1,4 +1,4 @@
-"""A table that was dropped or renamed under a pipeline with create=True: it is not made again without the rows before."""
+"""Tables dropped or renamed under a pipeline with create=True, and pipelines renamed over a table: refused, not guessed."""
 
 from __future__ import annotations
 
@@ -92,3 +92,23 @@ def test_a_crash_between_the_table_and_its_first_rows_is_gone_on_from(broker: Em
     place.do("DROP TABLE numbers")
     source.run(number, target)
     assert numbers(place) == list(range(10))
+
+
+def test_a_renamed_pipeline_does_not_append_everything_again(broker: EmbeddedBroker, place: Place) -> None:
+    """The position belongs to the name. Other input may go into the same table, and so may a pipeline on purpose."""
+    source, target = Input(broker.bootstrap), place.target(table="numbers", create=True)
+    source.write(range(6))
+    source.run(number, target)
+    with pytest.raises(semel.ConfigError, match=f"renamed, write name='{source.name}'"):
+        source.run(number, target, name="renamed")
+    assert numbers(place) == list(range(6))
+    other = Input(broker.bootstrap)
+    other.write(range(100, 104))
+    other.run(number, target)
+    source.run(number, target, name="from the end", start="latest")
+    assert numbers(place) == [*range(6), *range(100, 104)]
+    for _ in range(2):
+        source.run(number, target, name="on purpose", resume="database")
+    assert numbers(place) == sorted([*range(6), *range(6), *range(100, 104)])
+    source.run(number, target, name="on purpose")
+    source.run(number, place.target(table="elsewhere", create=True), name="another table")

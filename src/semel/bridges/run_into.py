@@ -20,11 +20,12 @@ from semel.bridges.lag_offsets import LagOffsets
 from semel.bridges.portions import Failed, Function, Portion
 from semel.bridges.positions import Position
 from semel.bridges.retries import LOG, Retries
-from semel.bridges.run_owner import check_table, claim, home_of, note_table
+from semel.bridges.run_owner import check_table, claim, find_other_writer, home_of, note_table, refuse_other_writer
 from semel.bridges.source_inbox import SourceDelivery, SourceInbox
 from semel.bridges.starting_point import Resume, compare, describe_ahead, refuse_missing
 from semel.bridges.table_writer import TableWriter
 from semel.client.admin import Admin
+from semel.client.admin_topics import TopicDescription
 from semel.client.offsets import Edge
 from semel.client.partitions import TopicPartition
 from semel.client.settings import parse_config
@@ -203,7 +204,7 @@ class _Run:
             offsets = LagOffsets(admin, self._options.group)
             topics = admin.describe_topics(*self._options.all_topics)  # raises if one is not there
             committed = offsets.committed(topics)
-            store = self._until_it_works(lambda: self._take_over(home, committed))
+            store = self._until_it_works(lambda: self._take_over(home, committed, topics))
             if store is None:
                 return
             inbox = self._open_inbox(store)
@@ -235,7 +236,9 @@ class _Run:
             self._dead_letters.prepare(self._database)
         return home_of(self._database)
 
-    def _take_over(self, home: str, committed: Mapping[TopicPartition, Position]) -> GuardedPositions:
+    def _take_over(
+        self, home: str, committed: Mapping[TopicPartition, Position], topics: Mapping[str, TopicDescription]
+    ) -> GuardedPositions:
         """Compare with what Kafka knows, and become the one that may write."""
         options, database = self._options, self._database
         missing, ahead = compare(database.load(options.name), committed)
@@ -253,12 +256,28 @@ class _Run:
         table = self._target.options.rule.table
         is_there = self._is_table_there()
         check_table(database, options.name, table, options.resume, is_there=is_there)
+        if is_there and not missing:
+            self._check_only_writer(topics)
         store = GuardedPositions(database, options.name, epoch=claim(database, options.name), home=home)
         note_table(database, options.name, table, was_there=is_there)
         self._writer.may_create = not is_there
         if missing:
             self._resume(store, missing)
         return store
+
+    def _check_only_writer(self, topics: Mapping[str, TopicDescription]) -> None:
+        """A pipeline that was renamed begins again, and a plain INSERT would write every row a second time."""
+        options, rule = self._options, self._target.options.rule
+        begins_later = options.start != "earliest" or (options.source is not None and options.source.after is not None)
+        if rule.mode != "append" or options.resume is not None or begins_later or self._database.load(options.name):
+            return
+        ids = {name: None if one.topic_id is None else str(one.topic_id) for name, one in topics.items()}
+        other = find_other_writer(self._database, options.name, rule.table, ids)
+        if other is None:
+            return
+        if rule.statement is None:
+            raise refuse_other_writer(options.name, other, rule.table)
+        LOG.warning("Pipeline %r begins with the first records, which %r has read too.", options.name, other)
 
     def _is_table_there(self) -> bool:
         """With a statement of the user's own, which may write anywhere: true."""

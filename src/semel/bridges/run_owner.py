@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from semel.bridges.database import HOME, LEDGER, POSITIONS, Database
@@ -106,6 +107,32 @@ def check_table(database: Database, name: str, table: str, resume: str | None, *
             "the table or its name. To fill a new one from the beginning, use another name=. To go on from the "
             'position with an empty table, pass resume="database" once.'
         )
+
+
+def find_other_writer(database: Database, name: str, table: str, topic_ids: Mapping[str, str | None]) -> str | None:
+    """Another pipeline that has read one of these topics into the same table."""
+    for topic, topic_id in sorted(topic_ids.items()):
+        found = database.execute(
+            f"SELECT DISTINCT at.inbox, owner.entry FROM {POSITIONS} at JOIN {LEDGER} owner "
+            "ON owner.key = '/run/' || at.inbox WHERE at.topic = $1 AND at.topic_id = $2 AND at.inbox <> $3 "
+            "ORDER BY at.inbox",
+            topic,
+            topic_id,
+            name,
+        )
+        for other, entry in found.rows:
+            if entry is not None and is_same_table(_decoded(entry).table, table):
+                return str(other)
+    return None
+
+
+def refuse_other_writer(name: str, other: str, table: str) -> ConfigError:
+    return ConfigError(
+        f"Pipeline {other!r} has read the same topic into table {table!r}, and pipeline {name!r} has no position: it "
+        "would write the records from the beginning into the table again. Nothing was read. If the pipeline was "
+        f"renamed, write name={other!r} again: its position belongs to the name. If {name!r} is a second pipeline that "
+        'writes other rows of the same records, pass resume="database" once, or start="latest".'
+    )
 
 
 def note_table(database: Database, name: str, table: str, *, was_there: bool) -> None:
