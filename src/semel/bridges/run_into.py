@@ -29,7 +29,7 @@ from semel.client.admin_topics import TopicDescription
 from semel.client.offsets import Edge
 from semel.client.partitions import TopicPartition
 from semel.client.settings import parse_config
-from semel.errors import ConfigError, DatabaseError, DatabaseUnreachable, ValueDoesNotFit
+from semel.errors import ConfigError, DatabaseError, DatabaseUnreachable, OffsetOutOfRange, ValueDoesNotFit
 from semel.session.dead_letter_box import origin
 from semel.session.runner import RunReport
 from semel.session.sigterm import SigtermWatch
@@ -42,10 +42,12 @@ _POLL_MS: Final = 500
 _AS_NAMED: Final = "the pipeline's name"
 _ELSEWHERE: Final = {
     "instance": "one process reads all partitions, and a new one takes over from the last; leave it out",
-    "auto.offset.reset": 'write start="earliest" or "latest", which counts where the database has no position',
     "group.id": "write group=",
 }
 """Options of sessions that are written in another way here."""
+_DELETED: Final = (
+    'To go on without the deleted records, pass auto_offset_reset="earliest": the log tells how many were skipped.'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,13 @@ def _check(given: Mapping[str, object], resume: str | None) -> None:
         instead = _ELSEWHERE.get(name) or _ELSEWHERE.get(name.replace("_", "."))
         if instead is not None:
             raise ConfigError(f"{name}= is not an option of a run into a database: {instead}. Nothing was read.")
+    reset = given.get("auto.offset.reset", given.get("auto_offset_reset", "earliest"))
+    if reset != "earliest":
+        raise ConfigError(
+            f"auto.offset.reset={reset!r} is not an option of a run into a database; nothing was read. Where the "
+            'database has no position, start="earliest" or "latest" counts. auto.offset.reset="earliest" goes on behind '
+            "records that were deleted before they were read; without it they are an error."
+        )
     if resume not in (None, "database", "group"):
         raise ConfigError(f'resume={resume!r} is not supported: write "database" or "group", or leave it out.')
     parse_config(given)
@@ -336,6 +345,9 @@ class _Run:
                 self._after(error)
                 last_record = time.monotonic()
                 continue
+            except OffsetOutOfRange as error:
+                error.add_note(_DELETED)
+                raise
             self._retries.succeeded()
             now = time.monotonic()
             if committed is not None:

@@ -315,9 +315,16 @@ class FetchRequests:
         elif code == ErrorCode.offset_out_of_range and reset != "error" and self._is_recreated(reading):
             self.postponed = _recreated(reading)
         elif code == ErrorCode.offset_out_of_range and reset != "error":
-            reading.move(
-                edge_offsets(self._cluster, [reading.partition], reset, self._config.isolation)[reading.partition]
+            found = edge_offsets(self._cluster, [reading.partition], reset, self._config.isolation)[reading.partition]
+            logger.warning(
+                "%s has no offset %d (any more); by auto.offset.reset=%s it is read from offset %d on. %s",
+                describe(reading.partition),
+                reading.position,
+                reset,
+                found,
+                f"{found - reading.position} offsets were skipped." if found > reading.position else "",
             )
+            reading.move(found)
         else:
             self.postponed = error
 
