@@ -366,7 +366,9 @@ def test_a_session_goes_on_from_the_key_of_an_earlier_release(broker: EmbeddedBr
         source.run(number, place.target(table="others", create=True))
     source.write(range(5, 9))
     assert source.run(number, target).records == 4
-    assert place.ask("SELECT key, entry FROM semel_ledger") == [(f"/run/{source.name}", '{"table": "numbers"}')]
+    assert place.ask("SELECT key, entry FROM semel_ledger") == [
+        (f"/run/{source.name}", '{"table": "numbers", "was_there": true}')
+    ]
 
 
 def test_stop_ends_it_after_the_commit(broker: EmbeddedBroker, place: Place) -> None:
@@ -528,7 +530,7 @@ def test_records_deleted_before_they_were_read_can_be_gone_past(
     [
         ({"dead_letter": "failed"}, "an option of the target"),
         ({"instance": "0"}, "one process reads all partitions"),
-        ({"auto_offset_reset": "latest"}, "start=\"earliest\" or \"latest\" counts"),
+        ({"auto_offset_reset": "latest"}, 'start="earliest" or "latest" counts'),
         ({"resume": "guess"}, "is not supported"),
         ({"by": "column"}, "is not supported"),
         ({"topics": "orders"}, "must be a list"),
