@@ -191,8 +191,11 @@ class Inbox:
                 "have the records delivered again on purpose, call inbox.rewind()."
             )
 
-    def next(self, timeout_ms: float = _POLL_MS) -> Delivery | None:
-        """The next records, or None if none came in time."""
+    def next(self, timeout_ms: float = _POLL_MS, *, records_max: int | None = None) -> Delivery | None:
+        """The next records, or None if none came in time.
+
+        `records_max` is for this one, where it is lower than the inbox's `delivery_records_max`.
+        """
         fetcher = self._reading()
         if self._under_way is not None or self._is_astray:
             self.rewind()  # what was handed out last was not processed, or nobody knows whether it was
@@ -203,7 +206,8 @@ class Inbox:
         if not self._backlog.record_count:
             return None
         self._is_astray = True
-        taken = self._backlog.take(self._records_max, _BYTES_MAX)
+        count = self._records_max if records_max is None else min(records_max, self._records_max)
+        taken = self._backlog.take(count, _BYTES_MAX)
         if self._is_other_topic({records.topic for records in taken}):
             self.rewind()
             return None

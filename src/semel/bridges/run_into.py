@@ -31,6 +31,7 @@ from semel.client.partitions import TopicPartition
 from semel.client.settings import parse_config
 from semel.errors import ConfigError, DatabaseError, DatabaseUnreachable, OffsetOutOfRange, ValueDoesNotFit
 from semel.session.dead_letter_box import origin
+from semel.session.row_pace import RunStopped
 from semel.session.runner import RunReport
 from semel.session.sigterm import SigtermWatch
 from semel.session.source_reader import MEMORY_BYTES_MAX, SourceOptions
@@ -155,8 +156,8 @@ def _check(given: Mapping[str, object], resume: str | None) -> None:
     if reset != "earliest":
         raise ConfigError(
             f"auto.offset.reset={reset!r} is not an option of a run into a database; nothing was read. Where the "
-            'database has no position, start="earliest" or "latest" counts. auto.offset.reset="earliest" goes on behind '
-            "records that were deleted before they were read; without it they are an error."
+            'database has no position, start="earliest" or "latest" counts. auto.offset.reset="earliest" goes on '
+            "behind records that were deleted before they were read; without it they are an error."
         )
     if resume not in (None, "database", "group"):
         raise ConfigError(f'resume={resume!r} is not supported: write "database" or "group", or leave it out.')
@@ -197,7 +198,9 @@ class _Run:
             )
         rule = target.options.rule
         event_id = rule.key if rule.mode == "dedup" else ()
-        self._function = Function(transform, by, keeps_failed=self._dead_letters is not None, event_id=event_id)
+        self._function = Function(
+            transform, by, keeps_failed=self._dead_letters is not None, event_id=event_id, is_stopping=is_stopping
+        )
         self._retries = Retries(target.retry_s, is_stopping)
         self._target = target
         self._database = target.open()
@@ -345,6 +348,8 @@ class _Run:
                 self._after(error)
                 last_record = time.monotonic()
                 continue
+            except RunStopped:
+                return
             except OffsetOutOfRange as error:
                 error.add_note(_DELETED)
                 raise
@@ -359,7 +364,7 @@ class _Run:
     def _step(self, inbox: Inbox | SourceInbox, timeout_ms: float) -> Delivery | SourceDelivery | None:
         """The next records, written and committed; None if none came in time."""
         if self._work is None:
-            delivery = inbox.next(timeout_ms)
+            delivery = self._next(inbox, timeout_ms)
             if delivery is None:
                 return None
             failed: Failed = []
@@ -371,6 +376,11 @@ class _Run:
         self.report.committed += 1
         self.report.records += work.delivery.count
         return work.delivery
+
+    def _next(self, inbox: Inbox | SourceInbox, timeout_ms: float) -> Delivery | SourceDelivery | None:
+        if isinstance(inbox, SourceInbox):
+            return inbox.next(timeout_ms)  # whole transactions, however long they take
+        return inbox.next(timeout_ms, records_max=self._function.records_max)
 
     def _after(self, error: DatabaseError) -> None:
         self.report.aborted += 1

@@ -283,8 +283,8 @@ class TableWriter:
         if self.options.create:
             return ConfigError(
                 f"{database.kind} has no table {self._rule.table!r} any more: it was dropped or renamed "
-                "while rows were written to it. A new one would lack them, so none was made, and nothing of this batch was written. "
-                "Restore the table or its name. Or start again, which tells the other choices."
+                "while rows were written to it. A new one would lack them, so none was made, and nothing of this batch "
+                "was written. Restore the table or its name. Or start again, which tells the other choices."
             )
         return ConfigError(
             f"{database.kind} has no table {self._rule.table!r}; nothing was written. Create it, or pass create=True."
