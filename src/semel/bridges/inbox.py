@@ -24,7 +24,7 @@ from semel.client.fetched import to_read_table
 from semel.client.fetcher import Fetcher
 from semel.client.offsets import Edge
 from semel.client.partitions import TopicPartition
-from semel.errors import ConfigError, InvalidState, OffsetOutOfRange, TopicRecreated
+from semel.errors import ConfigError, InvalidState, OffsetOutOfRange, TopicRecreated, UnknownTopic
 from semel.session.backlog import Backlog, partition_of
 from semel.session.claims import LOG
 from semel.session.transaction import Row, origins, rows_of
@@ -227,7 +227,14 @@ class Inbox:
         if self._backlog.record_count or self._is_astray:
             return False
         positions = fetcher.positions
-        return all(positions[partition] >= end for partition, end in fetcher.end_offsets().items())
+        try:
+            ends = fetcher.end_offsets()
+        except UnknownTopic:
+            if not self._has_changed():
+                raise
+            self.rewind()  # the topic was created again with fewer partitions
+            return False
+        return all(positions[partition] >= end for partition, end in ends.items())
 
     # -- for the delivery ------------------------------------------------------------------------------------------
 
