@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from semel.bridges.dead_letter_table import DeadLetterTable, RefusedRow
@@ -28,7 +29,7 @@ from semel.client.admin import Admin
 from semel.client.admin_topics import TopicDescription
 from semel.client.offsets import Edge
 from semel.client.partitions import TopicPartition
-from semel.client.settings import parse_config
+from semel.client.settings import check_option_names, parse_config
 from semel.errors import ConfigError, DatabaseError, DatabaseUnreachable, OffsetOutOfRange, ValueDoesNotFit
 from semel.session.dead_letter_box import origin
 from semel.session.row_pace import RunStopped
@@ -115,6 +116,7 @@ def run_into(
         raise ConfigError(f'by={by!r} is not supported: write "table" or "row".')
     if isinstance(topics, str) or not topics:
         raise ConfigError('topics must be a list of at least one name, such as ["orders"].')
+    check_option_names(more_settings, [*signature(run_into).parameters, *_ELSEWHERE], "A run into a database")
     given = {**(settings or {}), **more_settings}
     _check(given, resume)
     group = name if group is _AS_NAMED else group

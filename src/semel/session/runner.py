@@ -6,16 +6,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Final, Literal, Protocol
 
 import pyarrow as pa
 
 from semel.client.producer import Outcome
+from semel.client.settings import check_option_names
 from semel.errors import ConfigError
 from semel.session.function_steps import FunctionSteps
 from semel.session.outputs import check_synchronous
 from semel.session.row_pace import RunStopped
-from semel.session.session import Session
+from semel.session.session import OPTIONS, Session
 from semel.session.transaction import Row
 
 TableTransform = Callable[[pa.Table], pa.Table | Mapping[str, pa.Table] | None]
@@ -93,6 +95,7 @@ def run(
             "semel.SQLite(path, table=...). Nothing was read."
         )
     _check_names(session_options)
+    check_option_names(session_options, [*OPTIONS, *signature(run).parameters], "semel.run()")
     stop = stop or threading.Event()
     report = RunReport()
     with Session(**session_options) as session:
