@@ -407,6 +407,19 @@ def test_records_without_a_kafka_key_keep_the_order_of_their_partition(broker: E
     assert not together.broken
 
 
+def test_another_name_over_the_same_topic_is_warned_of(
+    broker: EmbeddedBroker, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Claims belong to the name: a program that was renamed makes every call again."""
+    pipeline, calls = Pipeline(broker.bootstrap, partitions=1), Calls()
+    pipeline.write(range(3))
+    for _ in range(2):
+        run(make_effects(path, name="mail"), pipeline, calls)
+    assert "before" not in caplog.text
+    run(make_effects(path, name="post"), pipeline, calls)
+    assert "effects 'mail' have made calls before" in caplog.text
+
+
 @pytest.mark.parametrize("takes_key", [True, False])
 def test_a_postgres_that_is_stopped_at_once_and_started_again_loses_no_claim(
     broker: EmbeddedBroker, takes_key: bool

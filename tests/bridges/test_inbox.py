@@ -204,6 +204,23 @@ def test_a_topic_that_was_created_again_is_read_from_its_beginning(
     assert seen(path) == [*range(10), 99, *range(100, 100 + written)]
 
 
+def test_a_topic_that_was_created_again_with_fewer_partitions_is_read_from_its_beginning(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """The reader stands in partitions that are no more."""
+    pipeline, path = Pipeline(broker.bootstrap, partitions=4), tmp_path / "app.db"
+    pipeline.write(range(20))
+    with closing(open_database(path)) as connection, make_inbox(pipeline, connection) as inbox:
+        process(inbox, 20)
+        with Admin({"bootstrap.servers": broker.bootstrap}) as admin:
+            admin.delete_topics(pipeline.source)
+            admin.create_topics(pipeline.source, partitions=2)
+        pipeline.partitions = 2
+        pipeline.write(range(100, 120))
+        process(inbox, 20)
+    assert seen(path) == [*range(20), *range(100, 120)]
+
+
 def test_a_table_of_an_earlier_release_is_taken_over(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """Its positions are gone on from, and get the id of their topic."""
     pipeline, path = Pipeline(broker.bootstrap, partitions=1), tmp_path / "app.db"

@@ -366,7 +366,9 @@ def test_a_session_goes_on_from_the_key_of_an_earlier_release(broker: EmbeddedBr
         source.run(number, place.target(table="others", create=True))
     source.write(range(5, 9))
     assert source.run(number, target).records == 4
-    assert place.ask("SELECT key, entry FROM semel_ledger") == [(f"/run/{source.name}", '{"table": "numbers"}')]
+    assert place.ask("SELECT key, entry FROM semel_ledger") == [
+        (f"/run/{source.name}", '{"table": "numbers", "was_there": true}')
+    ]
 
 
 def test_stop_ends_it_after_the_commit(broker: EmbeddedBroker, place: Place) -> None:
@@ -505,12 +507,30 @@ def test_positions_of_an_earlier_release_are_gone_on_from(broker: EmbeddedBroker
     assert numbers(place) == [6, 7, 8, 9]
 
 
+def test_records_deleted_before_they_were_read_can_be_gone_past(
+    broker: EmbeddedBroker, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Retention was quicker than the pipeline. It stops, names the option, and with it says what is lost."""
+    source, target = Input(broker.bootstrap, 1), place.target(table="numbers", create=True)
+    source.write(range(10))
+    source.run(number, target)
+    source.write(range(10, 30))
+    with semel.Admin({"bootstrap.servers": broker.bootstrap}) as admin:
+        admin.delete_records({(source.topic, 0): 20})
+    with pytest.raises(semel.OffsetOutOfRange) as stopped:
+        source.run(number, target)
+    assert 'pass auto_offset_reset="earliest"' in "".join(stopped.value.__notes__)
+    source.run(number, target, auto_offset_reset="earliest")
+    assert "10 offsets were skipped" in caplog.text
+    assert numbers(place) == [*range(10), *range(20, 30)]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"dead_letter": "failed"}, "an option of the target"),
         ({"instance": "0"}, "one process reads all partitions"),
-        ({"auto_offset_reset": "latest"}, "write start="),
+        ({"auto_offset_reset": "latest"}, 'start="earliest" or "latest" counts'),
         ({"resume": "guess"}, "is not supported"),
         ({"by": "column"}, "is not supported"),
         ({"topics": "orders"}, "must be a list"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -20,6 +21,30 @@ def test_an_address_alone_is_answered_with_the_settings_to_write(make: Any) -> N
     """Not with Python's "'str' object is not a mapping"."""
     with pytest.raises(ConfigError, match=r"bootstrap\.servers"):
         make("localhost:9092")
+
+
+@pytest.mark.parametrize("make", [semel.Producer, semel.Admin, semel.Fetcher])
+def test_settings_may_be_keywords(to: dict[str, object], make: Any) -> None:
+    """The same for every client."""
+    make(bootstrap_servers=to["bootstrap.servers"], client_id="me").close()
+    with pytest.raises(ConfigError, match="is not a setting"):
+        make(to, no_such_setting=1)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda admin: admin.list_topics(),
+        lambda admin: admin.describe_topics("t"),
+        lambda admin: admin.create_topics("t"),
+    ],
+)
+def test_an_address_where_nobody_listens_is_reported_soon(ask: Any) -> None:
+    """A first contact has no broker to wait for: not `default.api.timeout.ms`, which is a minute."""
+    started = time.monotonic()
+    with semel.Admin(bootstrap_servers="127.0.0.1:1") as admin, pytest.raises(semel.BrokerUnreachable):
+        ask(admin)
+    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize(
@@ -54,6 +79,20 @@ def test_an_argument_of_another_client_is_answered_with_its_name_here(
     """A TypeError as Python's own, with the name to write."""
     with semel.Admin(to) as admin, pytest.raises(TypeError, match=advice):
         admin.create_topics("never", **{given: 1})  # pyright: ignore[reportArgumentType]
+
+
+def test_the_older_of_two_producers_with_one_transactional_id_is_told_at_once(to: dict[str, object]) -> None:
+    """`Fenced` says to stop this one. "Abort and begin again" would only lead to it one transaction later."""
+    with semel.Admin(to) as admin:
+        admin.create_topics("fenced-at-once")
+    older = semel.Producer(to, transactional_id="one-id")
+    with older.transaction():
+        older.send("fenced-at-once", b"1")
+    with semel.Producer(to, transactional_id="one-id") as newer, newer.transaction():
+        newer.send("fenced-at-once", b"2")
+    with pytest.raises(semel.Fenced), older.transaction():
+        older.send("fenced-at-once", b"3")
+    older.close()
 
 
 def test_the_public_module_shows_its_public_names_only() -> None:

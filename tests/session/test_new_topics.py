@@ -142,6 +142,22 @@ def test_a_running_session_reads_a_topic_that_was_created_again_from_its_beginni
     assert "was deleted and created again" in caplog.text
 
 
+@pytest.mark.parametrize("protocol", GROUP_PROTOCOLS)
+def test_a_topic_that_was_created_again_with_fewer_partitions_is_read_from_its_beginning(
+    broker: EmbeddedBroker, protocol: str
+) -> None:
+    """The session holds partitions that are no more, until its group has noticed."""
+    pipeline = Pipeline(broker.bootstrap, protocol, partitions=4)
+    pipeline.write(range(20))
+    with pipeline.session() as session:
+        copy_all(session, pipeline, 20)
+        recreate(pipeline, 2)
+        pipeline.partitions = 2
+        pipeline.write(range(100, 120))
+        copy_all(session, pipeline, 20)
+    assert pipeline.counts() == Counter([*range(20), *range(100, 120)])
+
+
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 def test_a_session_that_was_away_reads_a_topic_that_was_created_again_from_its_beginning(
     broker: EmbeddedBroker, reset: str

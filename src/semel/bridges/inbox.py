@@ -24,7 +24,7 @@ from semel.client.fetched import to_read_table
 from semel.client.fetcher import Fetcher
 from semel.client.offsets import Edge
 from semel.client.partitions import TopicPartition
-from semel.errors import ConfigError, InvalidState, OffsetOutOfRange, TopicRecreated
+from semel.errors import ConfigError, InvalidState, OffsetOutOfRange, TopicRecreated, UnknownTopic
 from semel.session.backlog import Backlog, partition_of
 from semel.session.claims import LOG
 from semel.session.transaction import Row, origins, rows_of
@@ -191,8 +191,11 @@ class Inbox:
                 "have the records delivered again on purpose, call inbox.rewind()."
             )
 
-    def next(self, timeout_ms: float = _POLL_MS) -> Delivery | None:
-        """The next records, or None if none came in time."""
+    def next(self, timeout_ms: float = _POLL_MS, *, records_max: int | None = None) -> Delivery | None:
+        """The next records, or None if none came in time.
+
+        `records_max` is for this one, where it is lower than the inbox's `delivery_records_max`.
+        """
         fetcher = self._reading()
         if self._under_way is not None or self._is_astray:
             self.rewind()  # what was handed out last was not processed, or nobody knows whether it was
@@ -203,7 +206,8 @@ class Inbox:
         if not self._backlog.record_count:
             return None
         self._is_astray = True
-        taken = self._backlog.take(self._records_max, _BYTES_MAX)
+        count = self._records_max if records_max is None else min(records_max, self._records_max)
+        taken = self._backlog.take(count, _BYTES_MAX)
         if self._is_other_topic({records.topic for records in taken}):
             self.rewind()
             return None
@@ -223,7 +227,14 @@ class Inbox:
         if self._backlog.record_count or self._is_astray:
             return False
         positions = fetcher.positions
-        return all(positions[partition] >= end for partition, end in fetcher.end_offsets().items())
+        try:
+            ends = fetcher.end_offsets()
+        except UnknownTopic:
+            if not self._has_changed():
+                raise
+            self.rewind()  # the topic was created again with fewer partitions
+            return False
+        return all(positions[partition] >= end for partition, end in ends.items())
 
     # -- for the delivery ------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from semel.errors import ConfigError, RecordFailed, ValueDoesNotFit
 from semel.session.dead_letter_box import origin
 from semel.session.function_steps import refuse_row_function
 from semel.session.outputs import WrongProgram
+from semel.session.row_pace import RowPace
 from semel.session.transaction import Row, origins, rows_of
 
 Failed = list[tuple[Row, BaseException]]
@@ -62,11 +63,18 @@ class Function:
         *,
         keeps_failed: bool,
         event_id: Collection[str] = (),
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._transform = transform
         self._by = by
         self._keeps_failed = keeps_failed
         self._columns = RowColumns(event_id=event_id)
+        self._pace = RowPace(is_stopping)
+
+    @property
+    def records_max(self) -> int | None:
+        """How many records the next portion should have; None if any number will do."""
+        return self._pace.limit if self._by == "row" else None
 
     def run(self, records: pa.Table, failed: Failed) -> Portion:
         if self._by == "row":
@@ -106,7 +114,7 @@ class Function:
         rows: list[Row] = []
         made: list[Mapping[str, Any]] = []
         ends: list[int] = []
-        for row in rows_of(records):
+        for row in self._pace.rows(records):
             try:
                 made += _dictionaries(self._transform(row))
             except Exception as error:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from semel.bridges.dead_letter_table import DeadLetterTable, RefusedRow
@@ -20,16 +21,26 @@ from semel.bridges.lag_offsets import LagOffsets
 from semel.bridges.portions import Failed, Function, Portion
 from semel.bridges.positions import Position
 from semel.bridges.retries import LOG, Retries
-from semel.bridges.run_owner import check_no_inbox, check_table, claim, home_of, note_table
+from semel.bridges.run_owner import (
+    check_no_inbox,
+    check_table,
+    claim,
+    find_other_writer,
+    home_of,
+    note_table,
+    refuse_other_writer,
+)
 from semel.bridges.source_inbox import SourceDelivery, SourceInbox
 from semel.bridges.starting_point import Resume, compare, describe_ahead, refuse_missing
 from semel.bridges.table_writer import TableWriter
 from semel.client.admin import Admin
+from semel.client.admin_topics import TopicDescription
 from semel.client.offsets import Edge
 from semel.client.partitions import TopicPartition
-from semel.client.settings import parse_config
-from semel.errors import ConfigError, DatabaseError, DatabaseUnreachable, ValueDoesNotFit
+from semel.client.settings import check_option_names, parse_config
+from semel.errors import ConfigError, DatabaseError, DatabaseUnreachable, OffsetOutOfRange, ValueDoesNotFit
 from semel.session.dead_letter_box import origin
+from semel.session.row_pace import RunStopped
 from semel.session.runner import RunReport
 from semel.session.sigterm import SigtermWatch
 from semel.session.source_reader import MEMORY_BYTES_MAX, SourceOptions
@@ -41,10 +52,12 @@ _POLL_MS: Final = 500
 _AS_NAMED: Final = "the pipeline's name"
 _ELSEWHERE: Final = {
     "instance": "one process reads all partitions, and a new one takes over from the last; leave it out",
-    "auto.offset.reset": 'write start="earliest" or "latest", which counts where the database has no position',
     "group.id": "write group=",
 }
 """Options of sessions that are written in another way here."""
+_DELETED: Final = (
+    'To go on without the deleted records, pass auto_offset_reset="earliest": the log tells how many were skipped.'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +124,7 @@ def run_into(
         raise ConfigError(f'by={by!r} is not supported: write "table" or "row".')
     if isinstance(topics, str) or not topics:
         raise ConfigError('topics must be a list of at least one name, such as ["orders"].')
+    check_option_names(more_settings, [*signature(run_into).parameters, *_ELSEWHERE], "A run into a database")
     given = {**(settings or {}), **more_settings}
     _check(given, resume)
     group = name if group is _AS_NAMED else group
@@ -148,6 +162,13 @@ def _check(given: Mapping[str, object], resume: str | None) -> None:
         instead = _ELSEWHERE.get(name) or _ELSEWHERE.get(name.replace("_", "."))
         if instead is not None:
             raise ConfigError(f"{name}= is not an option of a run into a database: {instead}. Nothing was read.")
+    reset = given.get("auto.offset.reset", given.get("auto_offset_reset", "earliest"))
+    if reset != "earliest":
+        raise ConfigError(
+            f"auto.offset.reset={reset!r} is not an option of a run into a database; nothing was read. Where the "
+            'database has no position, start="earliest" or "latest" counts. auto.offset.reset="earliest" goes on '
+            "behind records that were deleted before they were read; without it they are an error."
+        )
     if resume not in (None, "database", "group"):
         raise ConfigError(f'resume={resume!r} is not supported: write "database" or "group", or leave it out.')
     parse_config(given)
@@ -187,7 +208,9 @@ class _Run:
             )
         rule = target.options.rule
         event_id = rule.key if rule.mode == "dedup" else ()
-        self._function = Function(transform, by, keeps_failed=self._dead_letters is not None, event_id=event_id)
+        self._function = Function(
+            transform, by, keeps_failed=self._dead_letters is not None, event_id=event_id, is_stopping=is_stopping
+        )
         self._retries = Retries(target.retry_s, is_stopping)
         self._target = target
         self._database = target.open()
@@ -203,7 +226,7 @@ class _Run:
             offsets = LagOffsets(admin, self._options.group)
             topics = admin.describe_topics(*self._options.all_topics)  # raises if one is not there
             committed = offsets.committed(topics)
-            store = self._until_it_works(lambda: self._take_over(home, committed))
+            store = self._until_it_works(lambda: self._take_over(home, committed, topics))
             if store is None:
                 return
             inbox = self._open_inbox(store)
@@ -235,7 +258,9 @@ class _Run:
             self._dead_letters.prepare(self._database)
         return home_of(self._database)
 
-    def _take_over(self, home: str, committed: Mapping[TopicPartition, Position]) -> GuardedPositions:
+    def _take_over(
+        self, home: str, committed: Mapping[TopicPartition, Position], topics: Mapping[str, TopicDescription]
+    ) -> GuardedPositions:
         """Compare with what Kafka knows, and become the one that may write."""
         options, database = self._options, self._database
         missing, ahead = compare(database.load(options.name), committed)
@@ -252,14 +277,37 @@ class _Run:
             )
         table = self._target.options.rule.table
         check_no_inbox(database, options.name, options.resume)
-        check_table(database, options.name, table, options.resume)
+        is_there = self._is_table_there()
+        check_table(database, options.name, table, options.resume, is_there=is_there)
+        if is_there and not missing:
+            self._check_only_writer(topics)
         store = GuardedPositions(database, options.name, epoch=claim(database, options.name), home=home)
-        note_table(database, options.name, table)
+        note_table(database, options.name, table, was_there=is_there)
+        self._writer.may_create = not is_there
         if not missing and not database.load(options.name):
             self._writer.begin_new(database)
         if missing:
             self._resume(store, missing)
         return store
+
+    def _check_only_writer(self, topics: Mapping[str, TopicDescription]) -> None:
+        """A pipeline that was renamed begins again, and a plain INSERT would write every row a second time."""
+        options, rule = self._options, self._target.options.rule
+        begins_later = options.start != "earliest" or (options.source is not None and options.source.after is not None)
+        if rule.mode != "append" or options.resume is not None or begins_later or self._database.load(options.name):
+            return
+        ids = {name: None if one.topic_id is None else str(one.topic_id) for name, one in topics.items()}
+        other = find_other_writer(self._database, options.name, rule.table, ids)
+        if other is None:
+            return
+        if rule.statement is None:
+            raise refuse_other_writer(options.name, other, rule.table)
+        LOG.warning("Pipeline %r begins with the first records, which %r has read too.", options.name, other)
+
+    def _is_table_there(self) -> bool:
+        """With a statement of the user's own, which may write anywhere: true."""
+        rule = self._target.options.rule
+        return rule.statement is not None or self._database.columns(rule.table) is not None
 
     def _resume(self, store: GuardedPositions, missing: Mapping[TopicPartition, Position]) -> None:
         options = self._options
@@ -313,6 +361,11 @@ class _Run:
                 self._after(error)
                 last_record = time.monotonic()
                 continue
+            except RunStopped:
+                return
+            except OffsetOutOfRange as error:
+                error.add_note(_DELETED)
+                raise
             self._retries.succeeded()
             now = time.monotonic()
             if committed is not None:
@@ -324,7 +377,7 @@ class _Run:
     def _step(self, inbox: Inbox | SourceInbox, timeout_ms: float) -> Delivery | SourceDelivery | None:
         """The next records, written and committed; None if none came in time."""
         if self._work is None:
-            delivery = inbox.next(timeout_ms)
+            delivery = self._next(inbox, timeout_ms)
             if delivery is None:
                 return None
             failed: Failed = []
@@ -336,6 +389,11 @@ class _Run:
         self.report.committed += 1
         self.report.records += work.delivery.count
         return work.delivery
+
+    def _next(self, inbox: Inbox | SourceInbox, timeout_ms: float) -> Delivery | SourceDelivery | None:
+        if isinstance(inbox, SourceInbox):
+            return inbox.next(timeout_ms)  # whole transactions, however long they take
+        return inbox.next(timeout_ms, records_max=self._function.records_max)
 
     def _after(self, error: DatabaseError) -> None:
         self.report.aborted += 1
@@ -358,6 +416,7 @@ class _Run:
                 else:
                     self._write_parts(work.delivery, failed)
                 self._writer.finish(self._database)
+                self._note_new_table()
                 if self._dead_letters is not None:
                     self._dead_letters.write(self._database, [RefusedRow.of(row, error) for row, error in failed])
         except BaseException:
@@ -365,8 +424,15 @@ class _Run:
             raise
         self._end(committed=True)
 
+    def _note_new_table(self) -> None:
+        """In the transaction of its first rows, so that a crash before them leaves a pipeline that may make it."""
+        if self._writer.may_create and self._writer.columns:
+            note_table(self._database, self._options.name, self._target.options.rule.table, was_there=True)
+
     def _end(self, *, committed: bool) -> None:
         self._writer.forget()
+        if committed and self._writer.columns:
+            self._writer.may_create = False
         if self._dead_letters is not None:
             self._dead_letters.end(committed=committed)
             self.report.dead_letters = self._dead_letters.committed_count

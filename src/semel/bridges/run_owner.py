@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from semel.bridges.database import HOME, LEDGER, POSITIONS, Database
 from semel.bridges.positions import run_key
@@ -78,28 +79,82 @@ def check_no_inbox(database: Database, name: str, resume: str | None) -> None:
         )
 
 
-def check_table(database: Database, name: str, table: str, resume: str | None) -> None:
-    """Refuse another table than the one that the pipeline's position speaks of: rows from before would be missing."""
+class TableNote(NamedTuple):
+    """What is remembered of a pipeline's table."""
+
+    table: str
+    was_there: bool = False
+    """Whether the pipeline has seen it. A position alone does not tell: the function may have returned nothing yet."""
+
+
+def read_note(database: Database, name: str) -> TableNote | None:
     text = database.scalar(f"SELECT entry FROM {LEDGER} WHERE key = $1", run_key(name)) or database.scalar(
         f"SELECT entry FROM {LEDGER} WHERE {_IS_OLD}", _old_key(name), name
     )
-    before = table if text is None else str(json.loads(text)["table"])
-    if is_same_table(before, table) or resume is not None:
+    return None if text is None else _decoded(text)
+
+
+def _decoded(text: str) -> TableNote:
+    entry = json.loads(text)
+    return TableNote(str(entry["table"]), bool(entry.get("was_there")))
+
+
+def check_table(database: Database, name: str, table: str, resume: str | None, *, is_there: bool) -> None:
+    """Refuse another table than the one that the pipeline's position speaks of, and an empty one in place of it: rows
+    from before would be missing."""
+    note = read_note(database, name)
+    if note is None or resume is not None:
         return
     reached = ", ".join(
         f"{topic}-{partition} at {at.next_offset}" for (topic, partition), at in sorted(database.load(name).items())
     )
-    if reached:
+    if not reached:
+        return
+    if not is_same_table(note.table, table):
         raise ConfigError(
-            f"Pipeline {name!r} has written into table {before!r} until now and stands in {reached}, so table "
+            f"Pipeline {name!r} has written into table {note.table!r} until now and stands in {reached}, so table "
             f"{table!r} would get none of the records before. Nothing was read. For another pipeline use another name. "
-            f'If {table!r} takes over from {before!r}, pass resume="database" once: it goes on from that position.'
+            f'If {table!r} takes over from {note.table!r}, pass resume="database" once: it goes on from that position.'
+        )
+    if note.was_there and not is_there:
+        raise ConfigError(
+            f"Pipeline {name!r} stands in {reached}, and its table {table!r} is not there any more: it was dropped or "
+            "renamed. A new one would get none of the records before, so none was made and nothing was read. Restore "
+            "the table or its name. To fill a new one from the beginning, use another name=. To go on from the "
+            'position with an empty table, pass resume="database" once.'
         )
 
 
-def note_table(database: Database, name: str, table: str) -> None:
+def find_other_writer(database: Database, name: str, table: str, topic_ids: Mapping[str, str | None]) -> str | None:
+    """Another pipeline that has read one of these topics into the same table."""
+    for topic, topic_id in sorted(topic_ids.items()):
+        found = database.execute(
+            f"SELECT DISTINCT at.inbox, owner.entry FROM {POSITIONS} at JOIN {LEDGER} owner "
+            "ON owner.key = '/run/' || at.inbox WHERE at.topic = $1 AND at.topic_id = $2 AND at.inbox <> $3 "
+            "ORDER BY at.inbox",
+            topic,
+            topic_id,
+            name,
+        )
+        for other, entry in found.rows:
+            if entry is not None and is_same_table(_decoded(entry).table, table):
+                return str(other)
+    return None
+
+
+def refuse_other_writer(name: str, other: str, table: str) -> ConfigError:
+    return ConfigError(
+        f"Pipeline {other!r} has read the same topic into table {table!r}, and pipeline {name!r} has no position: it "
+        "would write the records from the beginning into the table again. Nothing was read. If the pipeline was "
+        f"renamed, write name={other!r} again: its position belongs to the name. If {name!r} is a second pipeline that "
+        'writes other rows of the same records, pass resume="database" once, or start="latest".'
+    )
+
+
+def note_table(database: Database, name: str, table: str, *, was_there: bool) -> None:
     """Remember the table of a pipeline that this process has claimed."""
-    database.execute(f"UPDATE {LEDGER} SET entry = $1 WHERE key = $2", json.dumps({"table": table}), run_key(name))
+    entry = json.dumps({"table": table, "was_there": was_there})
+    database.execute(f"UPDATE {LEDGER} SET entry = $1 WHERE key = $2", entry, run_key(name))
 
 
 def is_same_table(one: str, other: str) -> bool:

@@ -9,7 +9,7 @@ from semel.bridges.spark_ledger import DatabaseLedger, Standing
 from semel.bridges.spark_leftovers import drop_abandoned, mark_running
 from semel.bridges.spark_once import OneMerge, Owner, Retrying
 from semel.bridges.spark_sink import check_known, check_name
-from semel.bridges.spark_tables import TableWriters, make_output
+from semel.bridges.spark_tables import TableOutput, TableWriters, make_output
 from semel.bridges.targets import DatabaseTarget
 from semel.errors import ConfigError
 from semel.metrics.parts import SINK
@@ -50,6 +50,7 @@ def _write_or_skip(target: DatabaseTarget, database: Database, df: DataFrame, na
     database.ensure_tables()  # a database that cannot be reached is reported at once
     committed = ledger.read().latest
     if _written(committed).has(output.name):
+        _check_table_there(database, output, name, job_id)
         check_same_plan(name, job_id, output.name, df)
         progress = BatchProgress(
             name, job_id=job_id, records=0 if committed is None else committed.records, skipped=True
@@ -68,6 +69,16 @@ def _write_or_skip(target: DatabaseTarget, database: Database, df: DataFrame, na
 
     owner = Owner(database, ledger, name, key, epoch)
     return OneMerge(owner, [output], Entry(pipeline=name), BatchProgress(name, job_id=job_id), decide, retries).run()
+
+
+def _check_table_there(database: Database, output: TableOutput, name: str, job_id: str) -> None:
+    """A job whose rows are gone must not be reported as done."""
+    if output.is_lost(database):
+        raise ConfigError(
+            f"Job {job_id!r} of {name!r} was written before, and its table {output.table!r} is not there any more: it "
+            "was dropped or renamed. Nothing was written. Restore the table or its name, or use another job_id= to "
+            "write the rows again."
+        )
 
 
 def _written(committed: Entry | None) -> Written:

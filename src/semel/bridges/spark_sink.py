@@ -16,7 +16,7 @@ from semel.bridges.spark_lag import InputLag
 from semel.bridges.spark_ledger import DatabaseLedger
 from semel.bridges.spark_leftovers import drop_abandoned
 from semel.bridges.spark_once import OneMerge, Owner, Retrying
-from semel.bridges.spark_tables import TableOutput, TableWriters, check_same_table, make_output
+from semel.bridges.spark_tables import TableOutput, TableWriters, check_same_table, check_tables_there, make_output
 from semel.bridges.targets import DatabaseTarget
 from semel.client.settings import parse_config
 from semel.errors import ConfigError, InvalidState
@@ -135,11 +135,14 @@ class DatabaseSink:
         """Find mistakes that can be found before the first batch. Stops no other run of the pipeline."""
         with self.target.open() as database:
             database.ensure_tables()
-            make_output(df, self.target, TableWriters()).check_at_start(database)
+            output = make_output(df, self.target, TableWriters())
             if self._checkpoint is not None:
-                self._check_checkpoint(database, HadoopFiles(df.sparkSession), self._checkpoint)
+                self._check_checkpoint(database, output, HadoopFiles(df.sparkSession), self._checkpoint)
+            output.check_at_start(database)
 
-    def _check_checkpoint(self, database: Database, files: CheckpointFiles, checkpoint: str) -> None:
+    def _check_checkpoint(
+        self, database: Database, output: TableOutput, files: CheckpointFiles, checkpoint: str
+    ) -> None:
         """What the first batch would be refused for, if it can be told now: Spark then shows no trace of its own."""
         metadata = files.read(f"{checkpoint}/metadata")
         query = None if metadata is None else read_query_id(metadata)
@@ -147,6 +150,7 @@ class DatabaseSink:
         if query is None and standing.latest is not None and self._resume is None:
             raise checkpoint_is_new(self.name)
         check_same_table(self.name, standing.mine, self.target.options.rule.table, self._resume)
+        check_tables_there(database, self.name, standing.mine or standing.latest, [output], self._resume)
 
     def close(self) -> None:
         """Close the connections. They open again with the next batch."""
@@ -201,7 +205,7 @@ class DatabaseSink:
     def _write_or_skip(self, asked: Question, outputs: Sequence[TableOutput]) -> BatchProgress:
         if self._owner is None:
             asked = self._look(asked)
-            self._retries.call(lambda: self._check(outputs))
+            self._retries.call(lambda: self._check(outputs, asked))
             self._owner = self._retries.call(lambda: self._take_over(asked))
         owner = self._owner
         standing = self._retries.call(owner.ledger.read)
@@ -223,14 +227,18 @@ class DatabaseSink:
             pipeline=self.name,
             table=self.target.options.rule.table,
         )
-        return OneMerge(
+        merge = OneMerge(
             owner,
             missing,
             entry,
             BatchProgress(self.name, asked.batch),
             lambda standing: decide(asked, standing.mine, standing.latest),
             self._retries,
-        ).run()
+        )
+        done = merge.run()
+        for output in missing:
+            output.writer.may_create = False
+        return done
 
     def _look(self, asked: Question) -> Question:
         """Whether this checkpoint may go on here. A run that may not stops no other one."""
@@ -261,7 +269,9 @@ class DatabaseSink:
     def _ledger(self, asked: Question) -> DatabaseLedger:
         return DatabaseLedger(self._database, self.name, self.name, asked.input.query)
 
-    def _check(self, outputs: Sequence[TableOutput]) -> None:
+    def _check(self, outputs: Sequence[TableOutput], asked: Question) -> None:
+        standing = self._ledger(asked).read()
+        check_tables_there(self._database, self.name, standing.mine or standing.latest, outputs, self._resume)
         for output in outputs:
             output.check_at_start(self._database)
 

@@ -37,6 +37,14 @@ class TableOutput:
         """Compare columns and table, unless that was done before."""
         self.writer.ensure(database, arrow_schema(self.df.schema))
 
+    @property
+    def table(self) -> str:
+        return self.target.options.rule.table
+
+    def is_lost(self, database: Database) -> bool:
+        """Whether its table is not there, for an output that was written before. With a statement, none is known."""
+        return self.target.options.rule.statement is None and database.columns(self.table) is None
+
     def check_at_start(self, database: Database) -> None:
         """The same, and the dead-letter table, which is made if it is not there."""
         self.check(database)
@@ -103,6 +111,23 @@ def check_same_table(pipeline: str, committed: Entry | None, table: str, resume:
             f'and checkpoint. If {table!r} takes over from {before[0]!r}, pass resume="checkpoint" once: the query '
             "goes on from its checkpoint."
         )
+
+
+def check_tables_there(
+    database: Database, pipeline: str, committed: Entry | None, outputs: Sequence[TableOutput], resume: Resume | None
+) -> None:
+    """Refuse to make a table again that the last batch was written to: the new one would lack the rows before."""
+    if committed is None or resume == "checkpoint":
+        return
+    for output in outputs:
+        if output.name in (committed.outputs or ()) and output.is_lost(database):
+            raise ConfigError(
+                f"Pipeline {pipeline!r} has written up to batch {committed.batch} into table {output.table!r}, which "
+                "is not there any more: it was dropped or renamed. A new one would get none of the rows before, so "
+                "none was made and nothing was written. Restore the table or its name. To fill a new one from the "
+                "beginning, use another name and checkpoint. To go on from the checkpoint with an empty table, pass "
+                'resume="checkpoint" once.'
+            )
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

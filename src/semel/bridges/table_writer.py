@@ -106,6 +106,8 @@ class TableWriter:
         self._plan: _Plan | None = None
         self._plans: list[_Plan] = []
         self._event_ids = EventIds(options.rule)
+        self.may_create = options.create
+        """False once rows are known to be in the table: a new one in its place would lack them."""
 
     @property
     def columns(self) -> list[str]:
@@ -278,6 +280,12 @@ class TableWriter:
                 )
 
     def _no_table(self, database: Database) -> ConfigError:
+        if self.options.create:
+            return ConfigError(
+                f"{database.kind} has no table {self._rule.table!r} any more: it was dropped or renamed "
+                "while rows were written to it. A new one would lack them, so none was made, and nothing of this batch "
+                "was written. Restore the table or its name. Or start again, which tells the other choices."
+            )
         return ConfigError(
             f"{database.kind} has no table {self._rule.table!r}; nothing was written. Create it, or pass create=True."
         )
@@ -287,7 +295,7 @@ class TableWriter:
         database.check_schema(rule.table)
         table = database.columns(rule.table)
         if table is None:
-            if not self.options.create:
+            if not self.may_create:
                 raise self._no_table(database)
             self._create(database, wanted, schema)
         elif self.options.new_columns == "add" and any(one.name not in table for one in wanted):

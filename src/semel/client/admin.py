@@ -25,7 +25,7 @@ from semel.client.admin_transactions import (
 )
 from semel.client.cluster import Cluster
 from semel.client.offsets import ListedOffset
-from semel.client.settings import parse_config
+from semel.client.settings import merge_settings, parse_config
 
 __all__ = [
     "Admin",
@@ -56,12 +56,14 @@ class Admin(TopicAdmin, GroupAdmin, TransactionAdmin):
     6
     """
 
-    def __init__(self, cluster_or_settings: Cluster | Mapping[str, object]) -> None:
+    def __init__(
+        self, cluster_or_settings: Cluster | Mapping[str, object] | None = None, **more_settings: object
+    ) -> None:
         self._owns_cluster = not isinstance(cluster_or_settings, Cluster)
         super().__init__(
             cluster_or_settings
             if isinstance(cluster_or_settings, Cluster)
-            else Cluster(parse_config(cluster_or_settings).client)
+            else Cluster(parse_config(merge_settings(cluster_or_settings, more_settings)).client)
         )
 
     def __enter__(self) -> Self:

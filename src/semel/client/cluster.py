@@ -199,11 +199,12 @@ class Cluster:
             try:
                 return self.any_connection()
             except BrokerUnreachable:
-                if self._gives_up(patience):
+                if self.gives_up(patience):
                     raise
             patience.pause()
 
-    def _gives_up(self, patience: Patience) -> bool:
+    def gives_up(self, patience: Patience) -> bool:
+        """Whether to stop trying after a request that nobody has answered."""
         waited_ms = patience.budget_ms - patience.remaining_ms
         return patience.is_spent or (not self._has_answered and waited_ms >= FIRST_ANSWER_PATIENCE_MS)
 
@@ -300,14 +301,14 @@ class Cluster:
                 response = self.call(find_node(), api, highest=highest, **fields)
             except BrokerUnreachable as error:
                 forget_node()
-                if self._gives_up(patience):
+                if self.gives_up(patience):
                     if is_try_open:
                         raise _still_unknown(error) from error.__cause__
                     raise
             except (ConnectionLost, RequestTimedOut):
                 is_try_open = True
                 forget_node()
-                if self._gives_up(patience):
+                if self.gives_up(patience):
                     raise
             else:
                 answer = read_answer(response)
@@ -359,7 +360,7 @@ class Cluster:
             try:
                 codes = self._fetch_metadata(topics)
             except TRANSPORT_ERRORS:
-                if self._gives_up(patience):
+                if self.gives_up(patience):
                     raise
                 codes = {"": ErrorCode.network_exception}
             judged = None

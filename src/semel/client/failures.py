@@ -63,7 +63,7 @@ _SENTENCES: Final[Mapping[ErrorCode, tuple[type[KafkaError], str]]] = {
     ErrorCode.offset_out_of_range: (
         OffsetOutOfRange,
         "The position asked for in {what} is not in the log (any more): records may have been deleted before they were "
-        "read. Start from the earliest offset if that is acceptable.",
+        "read. If it is acceptable to go on without them, set auto.offset.reset=earliest.",
     ),
 }
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from semel.client.cluster import TRANSPORT_ERRORS, Cluster
+from semel.client.cluster import TRANSPORT_ERRORS, Cluster, Leader
 from semel.client.config import FetchConfig
 from semel.client.connection import Pending
 from semel.client.failures import failure
@@ -30,6 +30,7 @@ from semel.errors import (
     RecordTooLarge,
     SemelError,
     TopicRecreated,
+    UnknownTopic,
 )
 from semel.wire import Action, Api, ErrorCode, Refresh, Verdict, verdict
 
@@ -176,7 +177,7 @@ class FetchRequests:
             offset = ahead.get(partition, reading.position)
             if reading.retry_at > now or (reading.end is not None and offset >= reading.end):
                 continue
-            leader = self._cluster.leader(*partition)
+            leader = self._leader(reading)
             node = leader.node if reading.read_replica is None else reading.read_replica
             if node < 0:
                 self._retry(reading, _no_leader(partition), Refresh.LEADER)
@@ -186,12 +187,21 @@ class FetchRequests:
                 due.setdefault(node, {})[partition] = offset
         return due
 
+    def _leader(self, reading: Reading) -> Leader:
+        try:
+            return self._cluster.leader(*reading.partition)
+        except UnknownTopic as error:
+            now = self._cluster.topic_id(reading.partition.topic)
+            if reading.topic_id is not None and now not in (None, reading.topic_id):
+                raise _recreated(reading) from error  # with fewer partitions than before
+            raise
+
     def _settle_doubts(self, now: float) -> None:
         """Ask new leaders whether they have what was read from their predecessors (KIP-320)."""
         doubts = {
             partition: reading.last_epoch
             for partition, reading in self.readings.items()
-            if reading.retry_at <= now and reading.is_in_doubt(self._cluster.leader(*partition).epoch)
+            if reading.retry_at <= now and reading.is_in_doubt(self._leader(reading).epoch)
         }
         if not doubts or self.postponed is not None:
             return
@@ -315,9 +325,16 @@ class FetchRequests:
         elif code == ErrorCode.offset_out_of_range and reset != "error" and self._is_recreated(reading):
             self.postponed = _recreated(reading)
         elif code == ErrorCode.offset_out_of_range and reset != "error":
-            reading.move(
-                edge_offsets(self._cluster, [reading.partition], reset, self._config.isolation)[reading.partition]
+            found = edge_offsets(self._cluster, [reading.partition], reset, self._config.isolation)[reading.partition]
+            logger.warning(
+                "%s has no offset %d (any more); by auto.offset.reset=%s it is read from offset %d on. %s",
+                describe(reading.partition),
+                reading.position,
+                reset,
+                found,
+                f"{found - reading.position} offsets were skipped." if found > reading.position else "",
             )
+            reading.move(found)
         else:
             self.postponed = error
 

@@ -29,7 +29,7 @@ from semel.client.fetched import (
 from semel.client.leader_calls import describe
 from semel.client.offsets import Edge, edge_offsets, timestamp_offsets
 from semel.client.partitions import ByPartition, TopicPartition, by_partition
-from semel.client.settings import parse_config
+from semel.client.settings import merge_settings, parse_config
 from semel.errors import ConfigError, CorruptRecords, InvalidState, RecordTooLarge, RequestTimedOut
 from semel.records import ControlMarker, read_header
 
@@ -65,17 +65,18 @@ class Fetcher:
 
     def __init__(
         self,
-        cluster_or_settings: Cluster | Mapping[str, object],
+        cluster_or_settings: Cluster | Mapping[str, object] | None = None,
         config: FetchConfig | None = None,
         *,
         include_markers: bool = False,
         prefetch: bool | None = None,
+        **more_settings: object,
     ) -> None:
         if isinstance(cluster_or_settings, Cluster):
             self._cluster, self._owns_cluster = cluster_or_settings, False
             self.config = config or FetchConfig()
         else:
-            settings = parse_config(cluster_or_settings)
+            settings = parse_config(merge_settings(cluster_or_settings, more_settings))
             self._cluster, self._owns_cluster = Cluster(settings.client), True
             self.config = config or settings.fetch
         self._prefetch = self._owns_cluster if prefetch is None else prefetch

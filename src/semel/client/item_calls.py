@@ -100,7 +100,7 @@ def call_for_items(
         try:
             response = cluster.call(route.find_node(), api, **make_fields(asked))
         except TRANSPORT_ERRORS:
-            if patience.is_spent:
+            if cluster.gives_up(patience):
                 raise
             is_repeated = True
             route.forget()

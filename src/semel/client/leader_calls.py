@@ -54,7 +54,7 @@ def call_leaders(
                 raise failure(code, api, describe(partition), message)
             patience.pause(judged)
         elif round_.lost is not None:
-            if patience.is_spent:
+            if cluster.gives_up(patience):
                 raise round_.lost
             patience.pause()
         elif not round_.answers:

@@ -33,7 +33,7 @@ from semel.client.shared import SharedTransaction
 from semel.client.transaction_owner import Outcome, TransactionOwner
 from semel.client.transaction_state import State
 from semel.client.transactions import GroupMember
-from semel.errors import ConfigError, InvalidState, SemelError
+from semel.errors import ConfigError, Fenced, InvalidState, SemelError, TransactionAborted
 from semel.records import EncodedBatch, StickyPartitioner
 from semel.wire import Api
 
@@ -440,6 +440,8 @@ class Producer:
         try:
             self.abort()
         except SemelError as second:
+            if isinstance(error, TransactionAborted) and isinstance(second, Fenced):
+                raise second from error  # the abort has found out why: to begin again would be of no use
             error.add_note(
                 f"The abort was not confirmed ({second}); the coordinator aborts it after transaction.timeout.ms."
             )

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -338,6 +338,25 @@ def merge_settings(settings: Mapping[str, object] | None, more_settings: Mapping
     if settings is not None:
         _check_mapping(settings)
     return {**(settings or {}), **more_settings}
+
+
+def check_option_names(options: Mapping[str, object], own: Collection[str], call: str) -> None:
+    """Refuse keywords that are no settings, by the nearest name among the call's own options if there is one.
+
+    >>> check_option_names({"idel_ms": 5}, ["idle_ms"], "semel.run()")
+    Traceback (most recent call last):
+        ...
+    semel.errors.ConfigError: semel.run() has no option idel_ms=: did you mean idle_ms=?
+    """
+    for written in options:
+        name = written.replace("_", ".")
+        if written in own or name in _BY_NAME or name in _IGNORED_NAMES or name.startswith(tuple(IGNORED_PREFIXES)):
+            continue
+        close = difflib.get_close_matches(written, own, n=1, cutoff=0.75)
+        if close:
+            raise ConfigError(f"{call} has no option {written}=: did you mean {close[0]}=?")
+        if not difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.6):
+            raise ConfigError(f"{call} has no option {written}=, and Kafka's clients have no such setting: remove it.")
 
 
 def _check_mapping(settings: object) -> None:

@@ -11,15 +11,19 @@ from uuid import UUID
 from semel.client.cluster import TRANSPORT_ERRORS, Cluster
 from semel.client.connection import Pending
 from semel.client.partitions import TopicPartition
+from semel.errors import UnknownTopic
 from semel.wire import Api, ErrorCode
 
 
 def ask_topic_ids(cluster: Cluster, partitions: Collection[TopicPartition]) -> Callable[[], dict[str, UUID | None]]:
     """Ask now; what is returned waits for the answers. Topics that are no longer there are missing in them."""
     by_node: dict[int, set[str]] = {}
-    for partition in partitions:
-        by_node.setdefault(cluster.leader(*partition).node, set()).add(partition.topic)
     topics = {partition.topic for partition in partitions}
+    try:
+        for partition in partitions:
+            by_node.setdefault(cluster.leader(*partition).node, set()).add(partition.topic)
+    except UnknownTopic:  # another topic of the name has fewer partitions
+        return lambda: _ask_with_patience(cluster, topics)
     if any(node < 0 for node in by_node):
         return lambda: _ask_with_patience(cluster, topics)
     try:

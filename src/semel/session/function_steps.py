@@ -5,7 +5,7 @@ So nothing is open while the function computes, and a record at which it fails i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from semel.session.outputs import (
     outputs_of_table,
     rows_made,
 )
+from semel.session.row_pace import RowPace
 from semel.session.session import Session
 from semel.session.suspects import Suspects
 from semel.session.transaction import Row, Transaction, origins, rows_of
@@ -48,15 +49,23 @@ _REFUSED_RECORDS: Final = frozenset(
 class FunctionSteps:
     """Calls the function, a transaction at a time."""
 
-    def __init__(self, session: Session, transform: Callable[[Any], Any], *, to: str | None, by_row: bool) -> None:
+    def __init__(
+        self,
+        session: Session,
+        transform: Callable[[Any], Any],
+        *,
+        to: str | None,
+        by_row: bool,
+        is_stopping: Callable[[], bool],
+    ) -> None:
         self._session = session
         self._transform = transform
         self._to = to
-        self._by_row = by_row
         self._check = OutputCheck(session.config.producer, _Topics(session.cluster).find, to)
         if to is not None:
             self._check_output(to)
         self._suspects = Suspects()
+        self._pace = RowPace(is_stopping) if by_row else None
 
     def _check_output(self, to: str) -> None:
         """Find a mistyped topic before anything is read."""
@@ -68,8 +77,11 @@ class FunctionSteps:
             LOG.warning("%r is read and written by one pipeline: what is written there is read again.", to)
 
     def step(self, timeout_ms: float) -> Transaction:
-        """The next records, processed and committed; the transaction is empty if none came in time."""
-        transaction = self._session.transaction(timeout_ms, records_max=self._suspects.limit)
+        """The next records, processed and committed; the transaction is empty if none came in time.
+
+        Raises `RunStopped` if the run is to end and a function of rows is too slow to wait for the end of its portion.
+        """
+        transaction = self._session.transaction(timeout_ms, records_max=self._limit)
         try:
             with transaction:
                 if not transaction.is_empty:
@@ -86,6 +98,11 @@ class FunctionSteps:
             self._suspects.passed(transaction.table.num_rows)
         return transaction
 
+    @property
+    def _limit(self) -> int | None:
+        limits = [self._suspects.limit, None if self._pace is None else self._pace.limit]
+        return min((limit for limit in limits if limit is not None), default=None)
+
     @staticmethod
     def _is_about_records(error: SemelError) -> bool:
         if isinstance(error, KafkaError):
@@ -95,8 +112,8 @@ class FunctionSteps:
     def _process(self, transaction: Transaction) -> None:
         table, known_to_fail = self._suspects.split(transaction.table)
         failed = [(next(rows_of(one)), error) for one, error in known_to_fail]
-        if self._by_row:
-            outputs = self._run_on_rows(table, failed)
+        if self._pace is not None:
+            outputs = self._run_on_rows(self._pace.rows(table), failed)
             self._put_aside(transaction, failed)
             for topic, row in outputs:
                 timestamp_ms = row.timestamp_ms if row.timestamp_ms >= 0 else None
@@ -124,9 +141,9 @@ class FunctionSteps:
                 raise
             raise self._session.dead_letters.refused(row, error) from error
 
-    def _run_on_rows(self, table: pa.Table, failed: list[tuple[Row, BaseException]]) -> list[Output]:
+    def _run_on_rows(self, rows: Iterable[Row], failed: list[tuple[Row, BaseException]]) -> list[Output]:
         outputs: list[Output] = []
-        for row in rows_of(table):
+        for row in rows:
             try:
                 made = rows_made(self._transform(row), row)
             except WrongProgram:

@@ -248,6 +248,12 @@ class Inputs:
         """Positions of partitions that were gained; those that another's open transaction holds must wait for it."""
         gained = self._tenures.keys() - self._committed.keys()
         shapes = topic_identities(self._cluster, {partition.topic for partition in gained})
+        there = {one for one in gained if one.partition < shapes[one.topic].partition_count}
+        if there != gained:
+            # The topic was created again with fewer partitions, and the group has not noticed yet.
+            gained, self._ask_again_at = there, self._cluster.clock() + _UNSTABLE_RETRY_MAX_S
+            if not there:
+                return
         found = fetch_group_offsets(self._cluster, self._group, gained, require_stable=self._require_stable)
         if found.unstable:
             self._ask_again_at = self._cluster.clock() + self._ask_pause_s
@@ -348,9 +354,11 @@ class Inputs:
             shape.first_count = 0
             self._topics[topic] = shape
             held = [partition for partition in self._committed if partition.topic == topic]
-            self._committed |= edge_offsets(self._cluster, held, "earliest")
+            there = [partition for partition in held if partition.partition < shape.partition_count]
             for partition in held:
+                self._committed.pop(partition)
                 self._pins.pop(partition, None)
+            self._committed |= edge_offsets(self._cluster, there, "earliest")
         self._recreated.clear()
         self._backlog.clear()
         self._fetcher.assign(self._committed)

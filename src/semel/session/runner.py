@@ -6,15 +6,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Final, Literal, Protocol
 
 import pyarrow as pa
 
 from semel.client.producer import Outcome
+from semel.client.settings import check_option_names
 from semel.errors import ConfigError
 from semel.session.function_steps import FunctionSteps
 from semel.session.outputs import check_synchronous
-from semel.session.session import Session
+from semel.session.row_pace import RunStopped
+from semel.session.session import OPTIONS, Session
 from semel.session.transaction import Row
 
 TableTransform = Callable[[pa.Table], pa.Table | Mapping[str, pa.Table] | None]
@@ -92,16 +95,24 @@ def run(
             "semel.SQLite(path, table=...). Nothing was read."
         )
     _check_names(session_options)
+    check_option_names(session_options, [*OPTIONS, *signature(run).parameters], "semel.run()")
     stop = stop or threading.Event()
     report = RunReport()
     with Session(**session_options) as session:
-        steps = FunctionSteps(session, transform, to=to, by_row=by == "row")
+
+        def is_stopping() -> bool:
+            return stop.is_set() or session.is_stopping
+
+        steps = FunctionSteps(session, transform, to=to, by_row=by == "row", is_stopping=is_stopping)
         began = last_record = time.monotonic()
         held = session.partitions
         # A group may have no partition for this member; before it has had its time to say so, that is not idleness.
         join_s = session.config.group.session_timeout_ms / 1000
-        while not stop.is_set() and not session.is_stopping:
-            transaction = steps.step(_POLL_MS if idle_ms is None else min(_POLL_MS, idle_ms))
+        while not is_stopping():
+            try:
+                transaction = steps.step(_POLL_MS if idle_ms is None else min(_POLL_MS, idle_ms))
+            except RunStopped:
+                break
             if transaction.outcome is Outcome.COMMITTED:
                 report.records += transaction.table.num_rows
             now = time.monotonic()

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from types import TracebackType
 from typing import Final, Self
 
@@ -28,7 +29,7 @@ from semel.client.fetcher import Fetcher
 from semel.client.membership import Membership
 from semel.client.partitions import TopicPartition
 from semel.client.producer import Producer
-from semel.client.settings import parse_config
+from semel.client.settings import check_option_names, parse_config
 from semel.errors import ConfigError, InvalidState
 from semel.metrics.parts import SESSION
 from semel.observe import Pipeline
@@ -86,6 +87,7 @@ class Session:
     ) -> None:
         if isinstance(topics, str) or not topics:
             raise ConfigError('topics must be a list of at least one name, such as ["orders"].')
+        check_option_names(more_settings, OPTIONS, "A session")
         given = {**(settings or {}), **more_settings}
         self._settings, self.config = _fit(given, group, name, instance)
         self._resets_when_deleted = any(key.replace("_", ".") == "auto.offset.reset" for key in given)
@@ -327,6 +329,10 @@ class Session:
     def leave_open(self, transaction: Transaction | None) -> None:
         """A turn of `async for`: if the loop is left, it is aborted before the next one, or when the session closes."""
         self._left_open = transaction
+
+
+OPTIONS: Final = tuple(signature(Session).parameters)
+"""What a session is given besides Kafka's settings."""
 
 
 class _AsyncTurns:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
+from semel.bridges.database import POSITIONS, Database
 from semel.bridges.effects.calls import LOG, EffectRejected, Effects, Ending, check_key, check_synchronous
 from semel.bridges.effects.lanes import Lane, LaneWorkers
 from semel.bridges.effects.letters import EffectLetters
@@ -115,6 +116,30 @@ class _EffectsInbox(Inbox):
     def topic_id(self, row: Row) -> str | None:
         return self._positions[TopicPartition(row.topic, row.partition)].topic_id
 
+    def topic_ids(self) -> dict[str, str | None]:
+        return {partition.topic: at.topic_id for partition, at in self._positions.items()}
+
+
+def _warn_of_other_name(database: Database, name: str, inbox: _EffectsInbox) -> None:
+    """Claims belong to a name, so after a renaming every call is made again. Two names may also be meant."""
+    if database.load(inbox.name):
+        return
+    for topic, topic_id in inbox.topic_ids().items():
+        other = database.scalar(
+            f"SELECT min(inbox) FROM {POSITIONS} WHERE topic = $1 AND topic_id = $2 AND inbox LIKE 'effects:%'",
+            topic,
+            topic_id,
+        )
+        if other is not None:
+            LOG.warning(
+                "Effects %r begin with topic %r, for whose records effects %r have made calls before: if this is the "
+                "same program under another name, all of them are made again. Stop it then, and write the name of "
+                "before.",
+                name,
+                topic,
+                str(other).removeprefix("effects:"),
+            )
+
 
 @dataclass
 class _TopicRun:
@@ -148,6 +173,7 @@ class _TopicRun:
                     delivery_records_max=options.delivery_records_max,
                 )
             )
+            _warn_of_other_name(database, self.effects.name, self._inbox)
             self._workers = stack.enter_context(
                 LaneWorkers(options.workers, self._handle, self.effects.close, self.stop)
             )
