@@ -503,7 +503,7 @@ def test_positions_of_an_earlier_release_are_gone_on_from(broker: EmbeddedBroker
         f"INSERT INTO semel_inbox VALUES ('{source.name}', '{source.topic}', 0, 6)",
     )
     for _ in range(2):
-        source.run(number, target)
+        source.run(number, target, resume="database")  # it takes over from the inbox
     assert numbers(place) == [6, 7, 8, 9]
 
 

@@ -466,8 +466,14 @@ _CONFLICTS: Final = {
     "57014": "a statement took longer than statement_timeout, or somebody has cancelled it",
     "25006": "the server is a standby that takes no writes now",
 }
-_REFUSALS: Final = ("22", "23", "44000", "54000", "P0001")
-"""Values and constraints, a view's CHECK OPTION, a row too large for a page or an index, and a trigger's RAISE."""
+_REFUSALS: Final = ("22", "23", "44000", "54000", "54001", "P0")
+"""Values and constraints, a view's CHECK OPTION, a row too large for a page or an index, or nested too deeply to be
+read, and what a trigger raises."""
+_OWN_CLASSES: Final = (
+    "00 01 02 03 08 09 0A 0B 0F 0L 0P 0Z 10 20 21 22 23 24 25 26 27 28 2B 2D 2F 34 38 39 3B 3D 3F 40 42 44 53 54 55 57 "
+    "58 72 F0 HV P0 XX"
+)
+"""The classes of Postgres' own codes. One of another class was chosen by the user, for RAISE in a trigger."""
 _FULL: Final = {"53100": "its disk is full", "53200": "it is out of memory", "53300": "it has no connection left"}
 
 
@@ -507,7 +513,7 @@ def translate_error(error: Exception, uri: str, *, is_connecting: bool) -> Semel
             sqlstate=state,
             is_transient=True,
         )
-    if state.startswith(_REFUSALS):
+    if state.startswith(_REFUSALS) or state[:2] not in _OWN_CLASSES:
         return ValueDoesNotFit(f"{where} refused a row: {text}.", sqlstate=state)
     if state == "42501":
         return DatabaseError(

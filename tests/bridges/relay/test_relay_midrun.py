@@ -181,3 +181,17 @@ def test_ids_that_no_sequence_makes_are_told_of(
     assert outbox.relay().rows == 30
     assert "cannot see whether they grow" in caplog.text
     assert sorted(outbox.numbers()) == list(range(1, 31))
+
+
+def test_a_time_that_python_has_no_date_for_is_a_dead_letter(tmp_path: Path, broker: EmbeddedBroker) -> None:
+    """A row after the year 9999, whose topic is not there either, does not stop the relay."""
+    outbox = in_sqlite(tmp_path, broker)
+    outbox.do(
+        "CREATE TABLE outbox (id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT, value TEXT, created_at INTEGER)",
+        f"INSERT INTO outbox (topic, value, created_at) VALUES ('gone', '1', {400_000_000_000_000})",
+    )
+    outbox.do(f"INSERT INTO outbox (topic, value) VALUES ('{outbox.topic}', '2')")
+    letters = outbox.create_topic(outbox.topic + "-failed")
+    assert outbox.relay(dead_letter=letters).dead_letters == 1
+    assert len(outbox.read(letters)) == 1
+    assert outbox.numbers() == [2]
