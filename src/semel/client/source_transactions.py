@@ -64,7 +64,7 @@ class TransactionEnd:
         if "format" not in known:
             raise ConfigError(
                 'An end record of a source transaction has no field "format". Nothing of that transaction was '
-                'applied. The program that writes it must put "format": 1 into it: docs/whole-transactions.md shows all fields.'
+                'applied. The program that writes it must put "format": 1 into it: see docs/whole-transactions.md.'
             )
         if known["format"] != 1:
             raise ConfigError(
