@@ -130,6 +130,18 @@ PROGRAMS: list[tuple[str, str, str]] = [
         "p.send_offsets_to_transaction(offsets, c.consumer_group_metadata())",
     ),
     (
+        "auto-commit-with-transactions",
+        f"{CONFLUENT}p = Producer({{'transactional.id': 'a'}})\nc = Consumer({{'group.id': 'g'}})\nm = c.poll(1)\n"
+        "p.begin_transaction()\np.produce('out', m.value())\np.commit_transaction()",
+        f"{CONFLUENT}p = Producer({{'transactional.id': 'a'}})\nc = Consumer({{'group.id': 'g'}})\nm = c.poll(1)\n"
+        "p.begin_transaction()\np.produce('out', b'of something else')\np.commit_transaction()",
+    ),
+    (
+        "http-call-in-transaction",
+        f"{CONFLUENT}import requests\np.begin_transaction()\nrequests.post('http://a')\np.commit_transaction()",
+        f"{CONFLUENT}import requests\np.begin_transaction()\nrequests.get('http://a')\np.commit_transaction()",
+    ),
+    (
         "read-uncommitted-beside-transactions",
         f"{CONFLUENT}p = Producer({{'transactional.id': 'a'}})\n"
         "c = Consumer({'group.id': 'g', 'enable.auto.commit': False, 'isolation.level': 'read_uncommitted'})\n"

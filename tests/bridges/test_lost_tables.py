@@ -1,4 +1,4 @@
-"""Tables dropped or renamed under a pipeline with create=True, and pipelines renamed over a table: refused, not guessed."""
+"""Tables dropped or renamed under a pipeline, and pipelines renamed over a table: refused, not guessed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from database_scene import Input, Place, broker, number, numbers, place, positions, server
 
 import semel
+from semel.errors import DatabaseError
 from semel.testing.embedded import EmbeddedBroker
 
 __all__ = ["broker", "place", "server"]
@@ -46,7 +47,7 @@ def test_a_table_dropped_during_a_run_ends_it(broker: EmbeddedBroker, place: Pla
     def run() -> None:
         try:
             source.run(number, target, idle_ms=None, stop=stop)
-        except (semel.ConfigError, semel.errors.DatabaseError) as error:
+        except (semel.ConfigError, DatabaseError) as error:
             errors.append(error)
 
     thread = threading.Thread(target=run)

@@ -108,8 +108,8 @@ def test_append_obeys_row_level_security_triggers_and_defaults(broker: EmbeddedB
         place.address.replace("postgres@", f"{role}@"), table="inner_shop.numbers", dead_letter="failed"
     )
     with pytest.raises(semel.DatabaseError, match="row-level security"):
-        source.run(lambda row: {"number": int(row.value)}, restricted, name=f"{source.name}-clerk")
-    source.run(lambda row: {"number": int(row.value) * 2}, restricted, name=f"{source.name}-even")
+        source.run(lambda row: {"number": int(row.value)}, restricted, name=f"{source.name}-clerk", resume="database")
+    source.run(lambda row: {"number": int(row.value) * 2}, restricted, name=f"{source.name}-even", resume="database")
     found = place.ask("SELECT number, note, doubled FROM inner_shop.numbers")
     assert sorted(found) == sorted([(n, "new", 2 * n) for n in [*range(10), *range(0, 20, 2)]])
 

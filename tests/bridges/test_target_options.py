@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import semel
 from semel.bridges.portions import Function
+from semel.bridges.row_columns import RowColumns
 from semel.bridges.targets import DatabaseTarget
 from semel.errors import ConfigError
 
@@ -156,3 +158,11 @@ def test_a_function_of_rows_without_by_row_is_answered_with_it(keeps_failed: boo
     records = pa.table({"value": [b"1", b"2"]})
     with pytest.raises(ConfigError, match='write by="row"'):
         Function(lambda row: {"id": row.value}, "table", keeps_failed=keeps_failed).run(records, [])
+
+
+def test_a_whole_number_beyond_64_bits_is_answered_with_what_to_return() -> None:
+    """An unsigned 64-bit id, for a column of numeric(20): as a Decimal it fits."""
+    columns = RowColumns()
+    [fault] = columns.find_misfits([{"id": 2**63}]).values()
+    assert "return decimal.Decimal(value)" in str(fault)
+    assert columns.table([{"id": Decimal(2**63)}])["id"].to_pylist() == [Decimal(2**63)]

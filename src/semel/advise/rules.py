@@ -313,6 +313,16 @@ _TABLE: Final = (
         "to Kafka alone and let a second pipeline (`semel.run(..., to=semel.Postgres(...))`) fill the database.",
     ),
     Rule(
+        "http-call-in-transaction",
+        "warning",
+        _CODE,
+        "An HTTP call that changes something is made inside a Kafka transaction",
+        "The call is not part of the transaction: after an abort or a crash the records come again and the call is "
+        "made again.",
+        "Write what is to be called into a topic and make the calls with `semel.effects.run`, or let the other side "
+        "recognise a repeated call by an idempotency key.",
+    ),
+    Rule(
         "foreach-batch-repeats",
         "warning",
         _CODE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from itertools import combinations
-from typing import cast
+from typing import Final, cast
 
 from semel.advise.client_settings import ClientSettings
 from semel.advise.rules import Finding, finding
@@ -26,6 +26,7 @@ def check_source(source: SourceTree, *, transaction_timeout_ms_max: int | None =
     yield from _check_ids(source, made)
     yield from _check_loop(source, made)
     yield from _check_databases(source)
+    yield from _check_http(source)
     yield from check_spark(source)
 
 
@@ -109,9 +110,11 @@ def _check_loop(source: SourceTree, made: list[Client]) -> Iterator[Finding]:
     """A consume-transform-produce loop: one consumer whose offsets go into the transactions of one producer."""
     consumers = [one for one in made if one.role == "consumer" and one.library != "semel"]
     producers = [one for one in made if one.role == "producer" and "transactional.id" in one.expressions]
-    if not _sends_offsets(source) or len(consumers) != 1 or len(producers) != 1:
+    if len(consumers) != 1 or len(producers) != 1:
         return
     consumer, producer = consumers[0], producers[0]
+    if not _sends_offsets(source) and not _writes_what_it_reads(source, consumer):
+        return
     together = ClientSettings(
         {"transactional.id": "(as in the program)", **producer.settings.values, **consumer.settings.values},
         source.where,
@@ -132,6 +135,43 @@ def _check_loop(source: SourceTree, made: list[Client]) -> Iterator[Finding]:
             yield one
 
 
+_READS: Final = ("poll", "consume", "getone", "getmany")
+_SENDS: Final = ("produce", "send", "send_and_wait")
+
+
+def _writes_what_it_reads(source: SourceTree, consumer: Client) -> bool:
+    """Whether a transaction sends what was made of the consumer's records, which are in variables of its function."""
+    made = next(source.ancestors(consumer.call), None)
+    if not isinstance(made, ast.Assign):
+        return False
+    owner = ast.unparse(made.targets[0])
+    for region in regions(source):
+        read = _read_names(source.scope_of(region.opened), owner)
+        for call in region.statements:
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _SENDS:
+                used = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
+                if used & read:
+                    return True
+    return False
+
+
+def _read_names(scope: ast.AST, owner: str) -> set[str]:
+    """Variables that hold what a consumer has read."""
+    names: set[str] = set()
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign | ast.For | ast.AsyncFor):
+            value = node.value if isinstance(node, ast.Assign) else node.iter
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            value = value.value if isinstance(value, ast.Await) else value
+            is_read = (
+                isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _READS
+            )
+            reader = ast.unparse(value.func.value) if is_read else ast.unparse(value)  # pyright: ignore
+            if reader == owner and (is_read or not isinstance(node, ast.Assign)):
+                names |= {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
+    return names
+
+
 def _check_databases(source: SourceTree) -> Iterator[Finding]:
     if not uses_database(source):
         return
@@ -144,6 +184,23 @@ def _check_databases(source: SourceTree) -> Iterator[Finding]:
                     "database-write-in-transaction",
                     source.place(write),
                     f"{_short(write)} runs inside the Kafka transaction that line {opened} opens",
+                )
+
+
+_HTTP: Final = frozenset(
+    f"{library}.{verb}" for library in ("requests", "httpx") for verb in ("post", "put", "patch", "delete")
+)
+
+
+def _check_http(source: SourceTree) -> Iterator[Finding]:
+    for region in regions(source):
+        for call in region.statements:
+            if isinstance(call, ast.Call) and source.dotted(call.func) in _HTTP:
+                opened = getattr(region.opened, "lineno", 1)
+                yield finding(
+                    "http-call-in-transaction",
+                    source.place(call),
+                    f"{_short(call)} runs inside the Kafka transaction that line {opened} opens",
                 )
 
 

@@ -204,6 +204,11 @@ def _no_type(value: Any, *, is_id: bool) -> str:
         return f"a list of values of types {listed} has no type in Arrow. Make it text, for jsonb by json.dumps()"
     if is_id:
         return f"an event id must be a whole number, text or a boolean, and this one is of type {type(value).__name__}"
+    if isinstance(value, int):
+        return (
+            f"the whole number {value:.6g} does not fit into 64 bits. For a numeric column return "
+            "decimal.Decimal(value), or make it text"
+        )
     return (
         f"a value of type {type(value).__name__} has no type in Arrow. Use numbers of up to {_DIGITS_MAX} digits, "
         "text, bytes, dates, times without a zone or lists"

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -21,6 +21,7 @@ from semel.verify.faults.kinds import ABOUT
 from semel.verify.programs.run import run_program
 from semel.verify.programs.settings import ProgramSettings
 from semel.verify.run import RunSettings, run
+from semel.verify.verdict import Verdict
 from semel.verify.workloads.options import Options
 from semel.verify.workloads.registry import WORKLOADS
 
@@ -158,8 +159,19 @@ def verify(
         typer.echo(verdict.to_json())
     else:
         _print_verdict(finished, console)
+    if status := status_of(verdict):
+        raise typer.Exit(status)
+
+
+def status_of(verdict: Verdict) -> int:
+    """A clean verdict of a program that no kill has met while it was writing proves nothing.
+
+    >>> status_of(Verdict((), {"records": 10, "kills_while_writing": 0})), status_of(Verdict((), {"records": 10}))
+    (2, 0)
+    """
     if not verdict.is_clean:
-        raise typer.Exit(1)
+        return 1
+    return 2 if verdict.checked.get("kills_while_writing") == 0 else 0
 
 
 def _carry_out(start: Callable[[Watch], Finished], title: str, again: str, time_s: float, console: Console) -> Finished:
@@ -202,6 +214,14 @@ def _view(progress: Progress, title: str, time_s: float) -> Table:
     return view
 
 
+_SAID: Final = (
+    "[green]Exactly once.[/green]",
+    "[red]Not exactly once.[/red]",
+    "[yellow]Nothing was proved: no kill met the command while it was writing.[/yellow]",
+)
+"""By exit status."""
+
+
 def _print_verdict(finished: Finished, console: Console) -> None:
     verdict = finished.verdict
     table = Table(show_header=False, box=None)
@@ -218,5 +238,5 @@ def _print_verdict(finished: Finished, console: Console) -> None:
                 console.print(f"  {line}", highlight=False, markup=False)
     for note in finished.notes:
         console.print(note, style="dim", highlight=False, markup=False)
-    console.print("[green]Exactly once.[/green]" if verdict.is_clean else "[red]Not exactly once.[/red]")
+    console.print(_SAID[status_of(verdict)])
     console.print(f"Report: {finished.report}", highlight=False)

@@ -61,7 +61,12 @@ class TransactionEnd:
         5
         """
         known = json.loads(value)
-        if known.get("format") != 1:
+        if "format" not in known:
+            raise ConfigError(
+                'An end record of a source transaction has no field "format". Nothing of that transaction was '
+                'applied. The program that writes it must put "format": 1 into it: see docs/whole-transactions.md.'
+            )
+        if known["format"] != 1:
             raise ConfigError(
                 f"An end record of a source transaction has format {known.get('format')}, which this release cannot "
                 "read. Nothing of that transaction was applied. Use the release that has written it, or a newer one."
