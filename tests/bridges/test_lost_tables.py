@@ -1,4 +1,4 @@
-"""Tables dropped or renamed under a pipeline, and pipelines renamed over a table: refused, not guessed."""
+"""Tables dropped or renamed under a pipeline with create=True, and pipelines renamed over a table: refused."""
 
 from __future__ import annotations
 
