@@ -98,6 +98,6 @@ def test_the_older_of_two_producers_with_one_transactional_id_is_told_at_once(to
 def test_the_public_module_shows_its_public_names_only() -> None:
     """`dir(semel)` is a table of contents, and Row, which functions return, is in it."""
     shown = {name for name in dir(semel) if not name.startswith("_")}
-    assert shown == {*semel.__all__, "advise", "effects"}
+    assert shown == {*semel.__all__, "advise", "effects", "logs", "metrics", "traces"}
     row = semel.Row("t", 0, 5, 0, b"k", b"v")
     assert row._replace(value=b"w").value == b"w"

@@ -207,7 +207,7 @@ def a_lost_answer_counts_as_read(patch: pytest.MonkeyPatch) -> None:
 FOUND_BY: dict[Mutant, int] = {
     a_repeat_gets_a_new_sequence: 4,
     a_repeat_goes_under_a_new_epoch: 4,
-    the_first_batch_does_not_go_alone: 91,
+    the_first_batch_does_not_go_alone: 503,
     sequences_begin_anew_within_an_epoch: 9,
     an_unknown_commit_counts_as_aborted: 3,
     a_lost_answer_counts_as_a_commit: 8,
