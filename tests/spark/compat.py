@@ -46,6 +46,7 @@ SOURCE: Final = (
     "test_source_stream.py",
     "test_source_spark.py",
     "test_source_imports.py",
+    "test_format_sink.py",
     "test_database_resume.py",
     "test_database_lag.py",
 )
@@ -70,8 +71,10 @@ LEFT_OUT: Final = {
     "test_database_sink.py": "no Spark in it",
     "test_database_spark_kills.py": "minutes for each version; `make chaos` runs it on the newest",
     "test_database_troubles.py": "no Spark in it",
+    "test_declarative_pipeline.py": "minutes for each version; `make chaos` runs it on the newest",
     "test_driver_python.py": "about how Python is started; `make test` runs it on the newest",
     "test_encode_portions.py": "no Spark in it",
+    "test_format_options.py": "no Spark in it",
     "test_ledger.py": "no Spark in it",
     "test_owner_writes.py": "no Spark in it",
     "test_sink_rights.py": "no Spark in it",
