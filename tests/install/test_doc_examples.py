@@ -19,9 +19,9 @@ def test_every_page_with_fences_has_its_examples_found() -> None:
     """No example is missed because it is indented or fenced otherwise."""
     for page in PAGES:
         fences = len(re.findall(r"^\s*(```|~~~)", page.read_text(), re.MULTILINE))
-        languages = ("python", "sh", "text", "sql", "toml", "")
+        languages = ("python", "sh", "text", "sql", "toml", "json", "")
         found = sum(len([one for one in all_examples(language) if one.page == page]) for language in languages)
-        assert fences == 2 * found, f"{page.name} has a block of another kind: use python, sh, sql, toml or text"
+        assert fences == 2 * found, f"{page.name} has a block of another kind: use python, sh, sql, toml, json or text"
     assert PYTHON
 
 
