@@ -31,6 +31,7 @@ HERE = Path(__file__).parent
 EXTRAS_OF_PAGES = {
     "docs/capture.md": "postgres",
     "docs/databases.md": "spark,postgres",
+    "docs/moving.md": "spark",
     "docs/session.md": "postgres",
     "docs/spark.md": "spark",
     "docs/spark-source.md": "spark",
@@ -183,6 +184,8 @@ def test_the_commands_of_a_page_run(example: Example, installer: Installer, tmp_
             continue  # tests/bridges/relay/test_relay_guide.py runs it, with a database and rows
         elif words[:2] == ["semel", "capture"]:
             continue  # so does tests/bridges/capture/test_capture_guide.py
+        elif words[:2] == ["semel", "mirror"]:
+            run_mirror(environment, words, tmp_path)
         elif words[:2] in (["semel", "advise"], ["semel", "doctor"]):
             run_advice(environment, words)
         elif words[:2] == ["semel", "metrics"]:
@@ -208,6 +211,23 @@ def run_advice(environment: Environment, words: Sequence[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
     assert "Traceback" not in done.stderr
+
+
+def run_mirror(environment: Environment, words: Sequence[str], folder: Path) -> None:
+    """Between two brokers of its own, with the page's file of routes, until nothing is left to copy."""
+    (routes,) = (one.code for one in all_examples("toml"))
+    with semel.Broker() as source, semel.Broker() as target:
+        with semel.Admin({"bootstrap.servers": source.bootstrap}) as admin:
+            admin.create_topics("orders", "items", "payments.eu")
+
+        def placed(text: str) -> str:
+            return text.replace("127.0.0.1:9092", source.bootstrap).replace("127.0.0.1:9192", target.bootstrap)
+
+        (folder / "routes.toml").write_text(placed(routes))
+        done = environment.run("semel", *map(placed, words[1:]), "--idle-ms", "500", folder=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "semel mirror ready" in done.stdout
+    assert "west: 0 records" in done.stdout
 
 
 def run_broker(environment: Environment, words: Sequence[str], folder: Path) -> None:
@@ -339,6 +359,7 @@ import importlib, pkgutil, warnings
 warnings.simplefilter("error")
 import semel
 optional = {"aiokafka", "confluent_kafka", "cryptography", "kafka", "opentelemetry", "psycopg", "pyspark", "pytest"}
+optional |= {"jinja2", "markupsafe", "starlette", "uvicorn"}
 for module in pkgutil.walk_packages(semel.__path__, "semel."):
     try:
         importlib.import_module(module.name)
