@@ -102,8 +102,12 @@ def test_settings_are_changed_one_by_one(admin: Admin, new_topic: NewTopic) -> N
 
     admin.alter_configs("topic", topic, {"retention.ms": None, "cleanup.policy": "compact"})
 
+    def is_compacted() -> bool:
+        return admin.describe_configs("topic", topic)["cleanup.policy"].value == "compact"
+
+    wait_until(is_compacted, "the broker has heard of it from the controller")
     settings = admin.describe_configs("topic", topic)
-    assert (settings["cleanup.policy"].value, settings["cleanup.policy"].source) == ("compact", "topic")
+    assert settings["cleanup.policy"].source == "topic"
     assert settings["max.message.bytes"].value == "2000"
     assert settings["retention.ms"].is_default
 
