@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,24 +12,16 @@ from semel.bridges import failpoints
 from semel.bridges.mirror.options import OFFSETS_TOPIC, PROGRESS_TOPIC, MirrorOptions
 from semel.bridges.mirror.progress import CutPart, MirrorState, PartitionState, encode_cut, progress_key
 from semel.bridges.mirror.records import Copied, make_runs
-from semel.bridges.retries import LOG
+from semel.bridges.name_owner import NameOwner
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.client.partitions import TopicPartition
-from semel.client.producer import Producer
 from semel.client.progress_topic import PARTITIONS, ProgressTopic
 from semel.client.sender import Stored
-from semel.client.transaction_state import State
-from semel.errors import Fenced, KafkaError, SemelError, TransactionAborted
-from semel.spark.failpoints import WatchedCluster
+from semel.errors import Fenced, KafkaError, TransactionAborted
 from semel.wire import ErrorCode
 
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class _Watched(WatchedCluster):
-    def end_was_sent(self) -> None:
-        failpoints.reach("mirror_end_sent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +68,12 @@ def _progress_topic(cluster: Cluster) -> ProgressTopic:
     return ProgressTopic(cluster, PROGRESS_TOPIC, kind="progress topic", option="a cluster without one")
 
 
-class Target:
-    """Owns the transactions of a mirror's name. A new one fences every older one, on whichever machine."""
+class Target(NameOwner):
+    """Owns the transactions of a mirror's name."""
 
     def __init__(self, options: MirrorOptions) -> None:
-        self._name = options.name
-        make_cluster = _Watched if os.environ.get(failpoints.VARIABLE) or failpoints.is_armed() else Cluster
-        given = {"linger.ms": 0, **options.target, "transactional.id": progress_key(options.name)}
-        self._producer = Producer(given, make_cluster=make_cluster)
+        super().__init__("mirror", options.name)
+        self._own({"linger.ms": 0, **options.target, "transactional.id": progress_key(options.name)})
         try:
             self._topic = _progress_topic(self.cluster)
             self._topic.ensure()
@@ -92,10 +81,6 @@ class Target:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def cluster(self) -> Cluster:
-        return self._producer.cluster
 
     @property
     def admin(self) -> Admin:
@@ -109,12 +94,6 @@ class Target:
         except KafkaError as error:
             if error.code != ErrorCode.topic_already_exists:  # another mirror was faster
                 raise
-
-    def close(self) -> None:
-        try:
-            self._producer.close()
-        except SemelError as error:  # it must not take the place of the error that ended the run
-            LOG.warning("The last transaction was not ended in order; its timeout aborts it: %s", error)
 
     def state(self) -> MirrorState | None:
         """What was committed last. It cannot change any more, since all earlier owners are fenced."""
@@ -167,28 +146,9 @@ class Target:
         self._producer.flush()
 
     def recover(self) -> MirrorState | None:
-        """After an error: end what is open, and read what was committed. A lost commit is looked up, never guessed."""
-        try:
-            if self._producer.state is State.UNKNOWN:
-                self._producer.resolve()
-            elif self._producer.state in (State.OPEN, State.DOOMED):
-                self._producer.abort()
-            elif self._producer.state is State.DEAD:
-                self._producer.begin()  # raises what it died of
-        except Fenced as error:
-            raise self._explain(error) from error
+        """After an error: end what is open, and read what was committed."""
+        self._end_open()
         return self.state()
-
-    def _explain(self, error: Fenced) -> Fenced:
-        # An id that its coordinator has forgotten after a week of silence was taken over by nobody.
-        if error.code == ErrorCode.invalid_producer_id_mapping:
-            return error
-        return Fenced(
-            f"Another mirror of the name {self._name!r} was started and has taken over, so this one stops: what it had "
-            "not committed is aborted, and nothing is lost or repeated. Run one at a time, or give each its own name.",
-            code=ErrorCode.producer_fenced,
-            is_fatal=True,
-        )
 
 
 def _cut_parts(

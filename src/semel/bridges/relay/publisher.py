@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -10,24 +9,15 @@ from dataclasses import replace
 import pyarrow as pa
 
 from semel.bridges import failpoints
+from semel.bridges.name_owner import NameOwner
 from semel.bridges.relay.progress import RelayProgress, progress_key
-from semel.bridges.retries import LOG
 from semel.client.cluster import Cluster
 from semel.client.dead_letter_size import FittingLetter
-from semel.client.producer import Producer
 from semel.client.progress_topic import ProgressTopic
-from semel.client.transaction_state import State
-from semel.errors import Fenced, SemelError
-from semel.spark.failpoints import WatchedCluster
-from semel.wire import ErrorCode
+from semel.errors import Fenced
 
 Part = tuple[pa.Table, Collection[FittingLetter]]
 """Records, and dead letters beside them."""
-
-
-class _Watched(WatchedCluster):
-    def end_was_sent(self) -> None:
-        failpoints.reach("relay_end_sent")
 
 
 def progress_topic(cluster: Cluster, topic: str) -> ProgressTopic:
@@ -41,19 +31,18 @@ def read_progress(topic: ProgressTopic, name: str, *, is_owner: bool) -> RelayPr
     return None if value is None else RelayProgress.decode(value)
 
 
-class Publisher:
-    """Owns the transactions of a relay's name. A new one fences every older one, on whichever machine."""
+class Publisher(NameOwner):
+    """Owns the transactions of a relay's name."""
 
     def __init__(self, settings: Mapping[str, object], name: str, topic: str) -> None:
-        self._name = name
+        super().__init__("relay", name)
         # An open transaction holds readers of the topics back. A relay's takes a second at most.
         self._settings = {"linger.ms": 0, **settings, "transactional.id": progress_key(name)}
         self._topic_name = topic
         self._open()
 
     def _open(self, **settings: object) -> None:
-        make_cluster = _Watched if os.environ.get(failpoints.VARIABLE) or failpoints.is_armed() else Cluster
-        self._producer = Producer({**settings, **self._settings}, make_cluster=make_cluster)
+        self._own({**settings, **self._settings})
         try:
             self._topic = progress_topic(self._producer.cluster, self._topic_name)
             self._topic.ensure()
@@ -69,16 +58,6 @@ class Publisher:
     @property
     def transactional_id(self) -> str:
         return progress_key(self._name)
-
-    @property
-    def cluster(self) -> Cluster:
-        return self._producer.cluster
-
-    def close(self) -> None:
-        try:
-            self._producer.close()
-        except SemelError as error:  # it must not take the place of the error that ended the run
-            LOG.warning("The last transaction was not ended in order; its timeout aborts it: %s", error)
 
     def progress(self) -> RelayProgress | None:
         """What was committed last. It cannot change any more, since all earlier owners are fenced."""
@@ -123,28 +102,6 @@ class Publisher:
         return signed
 
     def recover(self) -> RelayProgress | None:
-        """After an error: end what is open, and read what was committed. A lost commit is looked up, never guessed.
-
-        May be called again if it raises.
-        """
-        try:
-            if self._producer.state is State.UNKNOWN:
-                self._producer.resolve()
-            elif self._producer.state in (State.OPEN, State.DOOMED):
-                self._producer.abort()
-            elif self._producer.state is State.DEAD:
-                self._producer.begin()  # raises what it died of
-        except Fenced as error:
-            raise self._explain(error) from error
+        """After an error: end what is open, and read what was committed. May be called again if it raises."""
+        self._end_open()
         return self.progress()
-
-    def _explain(self, error: Fenced) -> Fenced:
-        # An id that its coordinator has forgotten after a week of silence was taken over by nobody.
-        if error.code == ErrorCode.invalid_producer_id_mapping:
-            return error
-        return Fenced(
-            f"Another relay of the name {self._name!r} was started and has taken over, so this one stops: what it had "
-            "not committed is aborted, and nothing is lost or repeated. Run one at a time, or give each its own name.",
-            code=ErrorCode.producer_fenced,
-            is_fatal=True,
-        )
