@@ -93,6 +93,7 @@ _EPOCH_MS: Final = 946_684_800_000
 """2000-01-01, from where Postgres counts."""
 _BEGIN: Final = struct.Struct(">QqI")
 _COMMIT: Final = struct.Struct(">BQQq")
+_TRUNCATE: Final = struct.Struct(">IB")
 _COLUMN: Final = struct.Struct(">Ii")
 _UINT32: Final = struct.Struct(">I")
 _UINT16: Final = struct.Struct(">H")
@@ -130,8 +131,8 @@ def _decode(data: bytes) -> Message | None:
     if kind == b"R":
         return _decode_relation(data)
     if kind == b"T":
-        (count,) = _UINT32.unpack_from(data, 1)
-        return Truncate(struct.unpack(f">{count}I", data[6:]))
+        count, _ = _TRUNCATE.unpack_from(data, 1)
+        return Truncate(struct.unpack(f">{count}I", data[1 + _TRUNCATE.size :]))
     if kind and kind[0] in _IGNORED:
         return None
     raise ValueError(f"pgoutput has sent a message of the unknown kind {kind!r}.")
