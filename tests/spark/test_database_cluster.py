@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from database_modes import MODES
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from random_kills import stream_under_random_kills
 from standalone import EAGER_SPECULATION, Standalone, cluster_session, command_of, kill, standalone
 from stopped_worker import StoppedWorker
 
@@ -114,47 +114,16 @@ def test_random_kills_of_executors_and_workers_lose_and_repeat_nothing(
     cluster: Standalone, spark: SparkSession, target: semel.Postgres, tmp_path: Path, rng: random.Random
 ) -> None:
     """E2, E6, F1: a stream on a cluster in which something dies all the time."""
-    files = 2 * KILLS
-    for number in range(files):
-        first, last = number * RECORDS // files, (number + 1) * RECORDS // files
-        spark.range(first, last, 1, 2).write.mode("append").parquet(str(tmp_path / "in"))
-    rows = spark.readStream.schema("id long").option("maxFilesPerTrigger", 2).parquet(str(tmp_path / "in"))
-    rows = rows.selectExpr(f"id % {KEYS} key", "repeat('x', 50) pad")
-    done: list[BatchProgress] = []
-    killed: list[str] = []
-    is_over = threading.Event()
 
-    def kill_now_and_then() -> None:
-        kinds = rng.choices(["executor", "worker"], k=KILLS)
-        while len(killed) < KILLS and not is_over.wait(rng.uniform(0.2, 2)):
-            kind = kinds[len(killed)]
-            found = cluster.executors() if kind == "executor" else cluster.python_workers()
-            # One for each batch, so that they do not all fall into the first.
-            if found and len(done) >= len(killed) and kill(rng.choice(found)):
-                killed.append(kind)
+    def start(numbers: DataFrame, on_progress: Callable[[BatchProgress], None]) -> StreamingQuery:
+        return semel.write_stream(
+            numbers.selectExpr(f"id % {KEYS} key", "repeat('x', 50) pad"),
+            name="stream",
+            to=target,
+            checkpoint=str(tmp_path / "checkpoint"),
+            trigger={"availableNow": True},
+            on_progress=on_progress,
+        )
 
-    killer = threading.Thread(target=kill_now_and_then, daemon=True)
-    killer.start()
-    failures = 0
-    try:
-        while True:
-            query = semel.write_stream(
-                rows,
-                name="stream",
-                to=target,
-                checkpoint=str(tmp_path / "checkpoint"),
-                trigger={"availableNow": True},
-                on_progress=done.append,
-            )
-            try:
-                query.awaitTermination()
-                break
-            except StreamingQueryException:
-                failures += 1
-                assert failures < 10
-    finally:
-        is_over.set()
-        killer.join()
-    print(f"killed {killed}; the query was started {failures + 1} times")
-    assert len(killed) == KILLS, "the stream was over too soon"
-    assert counts(target) == expected(RECORDS)
+    fed = stream_under_random_kills(spark, cluster, rng, tmp_path / "in", start, kills=KILLS, records=RECORDS)
+    assert counts(target) == expected(fed)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from random_kills import stream_under_random_kills
 from standalone import EAGER_SPECULATION, Standalone, cluster_session, command_of, kill, standalone
 from stopped_worker import StoppedWorker
 from topic_contents import values
@@ -142,58 +142,19 @@ def test_random_kills_of_executors_and_workers_lose_and_repeat_nothing(
     cluster: Standalone, spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path, rng: random.Random
 ) -> None:
     """E2, E6: a stream on a cluster in which something dies all the time."""
-    step = RECORDS // (2 * KILLS)
-    fed = 0
 
-    def feed(files: int) -> int:
-        for first in range(fed, fed + files * step, step):
-            spark.range(first, first + step, 1, 2).write.mode("append").parquet(str(tmp_path / "in"))
-        return fed + files * step
+    def start(numbers: DataFrame, on_progress: Callable[[BatchProgress], None]) -> StreamingQuery:
+        return semel.write_stream(
+            numbers.selectExpr("cast(id % 97 as string) key", "cast(id as string) value"),
+            name=topic,
+            bootstrap=bootstrap,
+            topic=topic,
+            checkpoint=str(tmp_path / "checkpoint"),
+            trigger={"availableNow": True},
+            batch_size=16_384,
+            writers=4,
+            on_progress=on_progress,
+        )
 
-    fed = feed(2 * KILLS)
-    rows = spark.readStream.schema("id long").option("maxFilesPerTrigger", 2).parquet(str(tmp_path / "in"))
-    rows = rows.selectExpr("cast(id % 97 as string) key", "cast(id as string) value")
-    done: list[BatchProgress] = []
-    killed: list[str] = []
-    is_over = threading.Event()
-
-    def kill_now_and_then() -> None:
-        kinds = rng.choices(["executor", "worker"], k=KILLS)
-        while len(killed) < KILLS and not is_over.wait(rng.uniform(0.2, 2)):
-            kind = kinds[len(killed)]
-            found = cluster.executors() if kind == "executor" else cluster.python_workers()
-            # One for each batch, so that they do not all fall into the first.
-            if found and len(done) >= len(killed) and kill(rng.choice(found)):
-                killed.append(kind)
-
-    killer = threading.Thread(target=kill_now_and_then, daemon=True)
-    killer.start()
-    failures = 0
-    try:
-        while True:
-            query = semel.write_stream(
-                rows,
-                name=topic,
-                bootstrap=bootstrap,
-                topic=topic,
-                checkpoint=str(tmp_path / "checkpoint"),
-                trigger={"availableNow": True},
-                batch_size=16_384,
-                writers=4,
-                on_progress=done.append,
-            )
-            try:
-                query.awaitTermination()
-            except StreamingQueryException:
-                failures += 1
-                assert failures < 10
-                continue
-            if len(killed) == KILLS:
-                break
-            assert fed < 20 * RECORDS, f"only {killed} were killed"
-            fed = feed(2)  # a fast machine is through before the last kill
-    finally:
-        is_over.set()
-        killer.join()
-    print(f"killed {killed}; the query failed {failures} times")
+    fed = stream_under_random_kills(spark, cluster, rng, tmp_path / "in", start, kills=KILLS, records=RECORDS)
     assert values(bootstrap, topic) == expected(fed)
