@@ -33,10 +33,10 @@ def records_of(bootstrap: str, topic: str, partitions: int, *, committed: bool =
             if message is None:
                 continue
             partition = cast(int, message.partition())
-            if message.error() is not None:
-                at_end.add(partition)
-            else:
+            if (error := message.error()) is None:
                 found[partition].append(cast(bytes, message.value()))
+            elif error.code() == KafkaError._PARTITION_EOF:  # any other is not the end: it passes, or the deadline does
+                at_end.add(partition)
         return found
     finally:
         consumer.close()
@@ -58,6 +58,8 @@ def committed_offsets(bootstrap: str, group: str, partitions: Mapping[str, int])
         while True:
             try:
                 answers = consumer.committed(asked, timeout=10)
+                if failed := next((answer for answer in answers if answer.error), None):
+                    raise KafkaException(failed.error)
                 break
             except KafkaException:
                 if time.monotonic() > deadline:
@@ -84,10 +86,9 @@ def wait_until_settled(bootstrap: str, topic: str, partitions: int) -> None:
 
 
 def _end(consumer: Consumer, where: TopicPartition) -> int | None:
-    """The end of a partition, or None while its leader is on the move: the observer may ask in that moment too."""
+    """The end of a partition, or None while it cannot be told: its leader may be on the move, or a broker busy."""
     try:
-        return consumer.get_watermark_offsets(where)[1]
+        return consumer.get_watermark_offsets(where, timeout=10)[1]
     except KafkaException as error:
-        if error.args[0].code() not in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE):
-            raise
+        print(f"the observer asks again for the end of {where.topic}-{where.partition}: {error}")
         return None

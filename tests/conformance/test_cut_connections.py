@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import pytest
@@ -21,7 +22,7 @@ OFFSET = 41
 PATIENT: dict[str, object] = {"default.api.timeout.ms": 20_000, "delivery.timeout.ms": 20_000}
 IMPATIENT: dict[str, object] = {"default.api.timeout.ms": 1, "delivery.timeout.ms": 200, "request.timeout.ms": 200}
 MODES = {"patient": (PATIENT, None), "impatient": (IMPATIENT, None), "impatient commit": (PATIENT, 0)}
-RESOLVE_TRIES = 500
+RESOLVE_S = 60
 
 
 def transact(bootstrap: str, topic: str, run: str, settings: dict[str, object], commit_timeout_ms: int | None) -> str:
@@ -48,7 +49,8 @@ def transact(bootstrap: str, topic: str, run: str, settings: dict[str, object], 
 
 def resolve(producer: Producer) -> Outcome:
     """An impatient client may have to ask more than once; until it is told, it must stay in doubt."""
-    for _ in range(RESOLVE_TRIES):
+    deadline = time.monotonic() + RESOLVE_S
+    while time.monotonic() < deadline:
         try:
             return producer.resolve()
         except SemelError:

@@ -111,7 +111,7 @@ def read_committed(bootstrap: str, topic: str) -> list[tuple[bytes | None, bytes
         found: dict[int, list[tuple[bytes | None, bytes]]] = {partition: [] for partition in known}
         ended: set[int] = set()
         while len(ended) < len(known):
-            message = consumer.poll(10)
+            message = consumer.poll(60)
             assert message is not None, f"no answer about {topic}"
             partition = message.partition()
             assert partition is not None

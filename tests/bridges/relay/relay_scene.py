@@ -118,7 +118,7 @@ def read_topic(bootstrap: str, topic: str) -> list[Record]:
         found: dict[int, list[Record]] = {partition: [] for partition in known}
         ended: set[int] = set()
         while len(ended) < len(known):
-            message = consumer.poll(10)
+            message = consumer.poll(60)
             assert message is not None, f"no answer about {topic}"
             partition = message.partition()
             assert partition is not None
