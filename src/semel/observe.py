@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
+from weakref import ref
 
 from semel import logs, traces
 from semel.errors import CommitUnknown
@@ -68,12 +71,14 @@ class Work:
 
     def enter(self) -> Callable[[], None]:
         """Let the log lines and spans of this thread or task belong to it, until what it returns is called there."""
-        fields, context = logs.current_fields(), traces.make_current(self.span)
-        logs.set_fields({**fields, **self._facts})
+        _drop_ended()
+        entry = _Entry(ref(self), logs.current_fields(), traces.make_current(self.span), _entered.get())
+        _entered.set(entry)
+        logs.set_fields({**entry.fields_before, **self._facts})
 
         def leave() -> None:
-            traces.restore(context)
-            logs.set_fields(fields)
+            entry.has_left = True
+            _drop_ended()
 
         return leave
 
@@ -139,6 +144,39 @@ class Work:
             self._pipeline.part.ended(self._pipeline.name, outcome)
             self._end(outcome, problem)
 
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
     def _end(self, outcome: str, problem: BaseException | str | None) -> None:
         self._is_over = True
         traces.end_span(self.span, outcome, problem)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """That a transaction was entered. Programs may leave it out of turn, or let go of it without leaving it."""
+
+    work: ref[Work]
+    fields_before: Mapping[str, object]
+    context_before: object
+    outer: _Entry | None
+    has_left: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        work = self.work()
+        return self.has_left or work is None or work.is_over
+
+
+_entered: ContextVar[_Entry | None] = ContextVar("semel_entered_work", default=None)
+
+
+def _drop_ended() -> None:
+    """Go back to what was before the transactions that have ended, from the innermost outwards."""
+    entry = _entered.get()
+    while entry is not None and entry.has_ended:
+        logs.set_fields(entry.fields_before)
+        traces.restore(entry.context_before)
+        entry = entry.outer
+    _entered.set(entry)

@@ -30,6 +30,7 @@ from semel.bridges.run_owner import (
     note_table,
     refuse_other_writer,
 )
+from semel.bridges.sigterm_end import ends_on_sigterm
 from semel.bridges.source_inbox import SourceDelivery, SourceInbox
 from semel.bridges.starting_point import Resume, compare, describe_ahead, refuse_missing
 from semel.bridges.table_writer import TableWriter
@@ -42,7 +43,6 @@ from semel.errors import ConfigError, DatabaseError, DatabaseUnreachable, Offset
 from semel.session.dead_letter_box import origin
 from semel.session.row_pace import RunStopped
 from semel.session.runner import RunReport
-from semel.session.sigterm import SigtermWatch
 from semel.session.source_reader import MEMORY_BYTES_MAX, SourceOptions
 
 if TYPE_CHECKING:
@@ -138,23 +138,10 @@ def run_into(
             "transactions_topic= and after= belong to source_transactions=, which names the relay. Nothing was read."
         )
     options = _Options(given, topics, name, group, start, resume, transaction_records_max, source)
-    stop = stop or threading.Event()
-    terminated = threading.Event()
-    sigterm = SigtermWatch(lambda: _on_sigterm(terminated))
-    if end_on_sigterm:
-        sigterm.start()
-    try:
-        run = _Run(target, transform, by, options, lambda: stop.is_set() or terminated.is_set())
+    with ends_on_sigterm("run", stop, watches=end_on_sigterm) as is_over:
+        run = _Run(target, transform, by, options, is_over)
         run.go(idle_ms)
-    finally:
-        sigterm.end()
-    sigterm.raise_exit()
     return run.report
-
-
-def _on_sigterm(terminated: threading.Event) -> None:
-    LOG.info("SIGTERM: the run ends after the present transaction. A second one ends the process at once.")
-    terminated.set()
 
 
 def _check(given: Mapping[str, object], resume: str | None) -> None:

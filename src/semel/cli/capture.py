@@ -10,7 +10,8 @@ from semel.bridges.capture.capture import capture as run_capture
 from semel.bridges.capture.options import HEARTBEAT_S
 from semel.bridges.postgres_url import hide_password
 from semel.bridges.relay.options import DEFAULT_PROGRESS_TOPIC, POLL_MS, RETRY_S, ROWS_MAX
-from semel.cli.relay import kafka_settings, until_stopped
+from semel.cli.relay import kafka_settings, summary
+from semel.cli.until_stopped import until_stopped
 from semel.client.dead_letters import DEAD_LETTER_MAX
 
 
@@ -62,7 +63,7 @@ def capture(
     present transaction. Exits with status 1 and one sentence if it cannot go on.
     """
     what = outbox or ", ".join(table or [])
-    until_stopped(
+    report = until_stopped(
         lambda stop: run_capture(
             database,
             name=name,
@@ -90,3 +91,4 @@ def capture(
             settings=kafka_settings(setting, bootstrap),
         )
     )
+    typer.echo(summary(report))

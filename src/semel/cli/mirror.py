@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -16,7 +14,9 @@ from semel.bridges.mirror.groups import is_group_mirrored
 from semel.bridges.mirror.options import BUFFER_BYTES, CUT_BYTES, RETRY_S, MirrorOptions, make_options
 from semel.bridges.mirror.report import MirrorProgress, MirrorReport
 from semel.bridges.mirror.routes import read_routes, run_routes
-from semel.errors import ConfigError, SemelError
+from semel.cli.connecting import parse_setting
+from semel.cli.until_stopped import until_stopped
+from semel.errors import ConfigError
 from semel.session.sigterm import SigtermWatch
 
 
@@ -58,32 +58,28 @@ def mirror(
     Ctrl-C and SIGTERM end it after the present transaction. Exits with
     status 1 and one sentence if it cannot go on.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    try:
+    options: dict[str, Any] = {
+        "rename": rename,
+        "groups": groups or None,
+        "lost": lost,
+        "recreated": recreated,
+        "cut_bytes": cut_bytes,
+        "buffer_bytes": buffer_bytes,
+        "retry_s": retry_s,
+    }
+
+    def run(stop: threading.Event) -> dict[str, MirrorReport]:
         if config is not None:
             if any(option is not None for option in (source, target, topics, name, carried)):
                 raise ConfigError("--config names the routes: leave out --from, --to, --topics, --name and --carried.")
-            routes = read_routes(config)
-        else:
-            more: dict[str, Any] = {
-                "rename": rename,
-                "groups": groups or None,
-                "lost": lost,
-                "recreated": recreated,
-                "cut_bytes": cut_bytes,
-                "buffer_bytes": buffer_bytes,
-                "retry_s": retry_s,
-            }
-            routes = [_route(source, target, topics, name, source_setting, target_setting, more)]
+            return _run(read_routes(config), stop, idle_ms)
+        route = _route(source, target, topics, name, source_setting, target_setting, options)
         if carried is not None:
-            _tell_carried(carried, routes[0])
-            return
-        reports = _run(routes, idle_ms)
-    except SemelError as error:
-        notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-        typer.echo(f"{error}{notes}", err=True)
-        raise typer.Exit(1) from error
-    for route, report in reports.items():
+            _tell_carried(carried, route)
+            return {}
+        return _run([route], stop, idle_ms)
+
+    for route, report in until_stopped(run).items():
         typer.echo(_summary(route, report))
 
 
@@ -101,8 +97,8 @@ def _route(
             raise ConfigError(f"{option} is missing: a mirror needs --from, --to, --topics and --name, or --config.")
     return make_options(
         name or "",
-        {**dict(map(_parse_setting, source_setting or [])), "bootstrap.servers": source},
-        {**dict(map(_parse_setting, target_setting or [])), "bootstrap.servers": target},
+        {**dict(map(parse_setting, source_setting or [])), "bootstrap.servers": source},
+        {**dict(map(parse_setting, target_setting or [])), "bootstrap.servers": target},
         topics or "",
         **more,
     )
@@ -116,14 +112,7 @@ def _tell_carried(group: str, route: MirrorOptions) -> None:
     raise typer.Exit(1)
 
 
-def _run(routes: Sequence[MirrorOptions], idle_ms: float | None) -> dict[str, MirrorReport]:
-    stop = threading.Event()
-
-    def on_interrupt(*_: object) -> None:
-        stop.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends it at once
-
-    signal.signal(signal.SIGINT, on_interrupt)
+def _run(routes: Sequence[MirrorOptions], stop: threading.Event, idle_ms: float | None) -> dict[str, MirrorReport]:
     sigterm = SigtermWatch(stop.set)
     sigterm.start()
     try:
@@ -142,13 +131,6 @@ def _run(routes: Sequence[MirrorOptions], idle_ms: float | None) -> dict[str, Mi
 
 def _show(progress: MirrorProgress) -> None:
     typer.echo(progress.line, err=True)
-
-
-def _parse_setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise typer.BadParameter(f"{text!r} is no setting: write NAME=VALUE, such as compression.type=zstd.")
-    return name, value
 
 
 def _summary(name: str, report: MirrorReport) -> str:

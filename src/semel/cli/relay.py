@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import signal
-import threading
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import typer
@@ -14,8 +10,9 @@ from semel.bridges.postgres_url import hide_password
 from semel.bridges.relay.options import DEFAULT_PROGRESS_TOPIC, POLL_MS, RETRY_S, ROWS_MAX
 from semel.bridges.relay.relay import relay as run_relay
 from semel.bridges.relay.runs import RelayReport
+from semel.cli.connecting import parse_setting
+from semel.cli.until_stopped import until_stopped
 from semel.client.dead_letters import DEAD_LETTER_MAX
-from semel.errors import SemelError
 
 
 def relay(
@@ -62,7 +59,7 @@ def relay(
     Prints one line when it is ready. Ctrl-C and SIGTERM end it after the
     present transaction. Exits with status 1 and one sentence if it cannot go on.
     """
-    until_stopped(
+    report = until_stopped(
         lambda stop: run_relay(
             database,
             name=name,
@@ -89,45 +86,20 @@ def relay(
             settings=kafka_settings(setting, bootstrap),
         )
     )
-
-
-def until_stopped(run: Callable[[threading.Event], RelayReport]) -> None:
-    """Until Ctrl-C sets the event; what was done is printed, and an error as one sentence."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    stop = threading.Event()
-
-    def on_interrupt(*_: object) -> None:
-        stop.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends it at once
-
-    signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        report = run(stop)
-    except SemelError as error:
-        notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-        typer.echo(f"{error}{notes}", err=True)
-        raise typer.Exit(1) from error
-    typer.echo(_summary(report))
+    typer.echo(summary(report))
 
 
 def kafka_settings(written: list[str] | None, bootstrap: str) -> dict[str, object]:
-    return {**dict(map(_parse_setting, written or [])), "bootstrap.servers": bootstrap}
+    return {**dict(map(parse_setting, written or [])), "bootstrap.servers": bootstrap}
+
+
+def summary(report: RelayReport) -> str:
+    parts = [f"{report.rows} rows in {report.transactions} transactions"]
+    parts += [f"{report.dead_letters} of them dead letters"] if report.dead_letters else []
+    parts += [f"{report.deleted} rows deleted"] if report.deleted else []
+    return ", ".join(parts) + "."
 
 
 def _resume(text: str | None) -> Literal["continue", "all"] | None:
     found: Any = text  # checked with the other options
     return found
-
-
-def _parse_setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise typer.BadParameter(f"{text!r} is no setting: write NAME=VALUE, such as compression.type=zstd.")
-    return name, value
-
-
-def _summary(report: RelayReport) -> str:
-    parts = [f"{report.rows} rows in {report.transactions} transactions"]
-    parts += [f"{report.dead_letters} of them dead letters"] if report.dead_letters else []
-    parts += [f"{report.deleted} rows deleted"] if report.deleted else []
-    return ", ".join(parts) + "."

@@ -11,8 +11,8 @@ from semel.bridges.capture.options import HEARTBEAT_S, make_capture_options
 from semel.bridges.capture.run import CaptureRun
 from semel.bridges.capture.source import CaptureSource
 from semel.bridges.relay.options import DEFAULT_PROGRESS_TOPIC, POLL_MS, RETRY_S, ROWS_MAX
-from semel.bridges.relay.relay import run_until_stopped
 from semel.bridges.relay.runs import RelayReport
+from semel.bridges.sigterm_end import ends_on_sigterm
 from semel.client.dead_letters import DEAD_LETTER_MAX
 from semel.client.settings import merge_settings
 
@@ -101,7 +101,7 @@ def capture(
     )
     check_postgres_url(database)
 
-    def make_run(is_stopping: Callable[[], bool]) -> CaptureRun:
-        return CaptureRun(CaptureSource(database, options, is_stopping), options, is_stopping)
-
-    return run_until_stopped(make_run, stop, idle_ms, on_ready, end_on_sigterm=end_on_sigterm)
+    with ends_on_sigterm("capture", stop, watches=end_on_sigterm) as is_over:
+        run = CaptureRun(CaptureSource(database, options, is_over), options, is_over)
+        run.go(idle_ms, on_ready)
+    return run.report

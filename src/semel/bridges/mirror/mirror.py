@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from semel.bridges.mirror.options import BUFFER_BYTES, CUT_BYTES, RETRY_S, OnGap, make_options
 from semel.bridges.mirror.report import MirrorProgress, MirrorReport
 from semel.bridges.mirror.run import MirrorRun
-from semel.bridges.retries import LOG
-from semel.session.sigterm import SigtermWatch
+from semel.bridges.sigterm_end import ends_on_sigterm
 
 
 def mirror(
@@ -70,20 +69,7 @@ def mirror(
         groups_s=groups_s,
         retry_s=retry_s,
     )
-    stop = stop or threading.Event()
-    terminated = threading.Event()
-
-    def on_sigterm() -> None:
-        LOG.info("SIGTERM: the mirror ends after the present transaction. A second one ends the process at once.")
-        terminated.set()
-
-    sigterm = SigtermWatch(on_sigterm)
-    if end_on_sigterm:
-        sigterm.start()
-    try:
-        run = MirrorRun(options, lambda: stop.is_set() or terminated.is_set(), on_progress)
+    with ends_on_sigterm("mirror", stop, watches=end_on_sigterm) as is_over:
+        run = MirrorRun(options, is_over, on_progress)
         run.go(idle_ms, on_ready)
-    finally:
-        sigterm.end()
-    sigterm.raise_exit()
     return run.report

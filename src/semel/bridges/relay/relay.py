@@ -23,12 +23,11 @@ from semel.bridges.relay.row_source import RowSource
 from semel.bridges.relay.runs import RelayReport, RelayRun
 from semel.bridges.relay.sqlite_source import SqliteSource
 from semel.bridges.relay.waking import Clock
-from semel.bridges.retries import LOG
+from semel.bridges.sigterm_end import ends_on_sigterm
 from semel.bridges.sqlite import SqliteDatabase
 from semel.client.dead_letters import DEAD_LETTER_MAX
 from semel.client.settings import merge_settings
 from semel.errors import ConfigError
-from semel.session.sigterm import SigtermWatch
 
 
 def relay(
@@ -107,39 +106,9 @@ def relay(
         retry_s=retry_s,
     )
     source = open_source(database, options)
-    return run_until_stopped(
-        lambda is_stopping: RelayRun(source, options, is_stopping, source.make_waker() if wake else Clock()),
-        stop,
-        idle_ms,
-        on_ready,
-        end_on_sigterm=end_on_sigterm,
-    )
-
-
-def run_until_stopped(
-    make_run: Callable[[Callable[[], bool]], RelayRun],
-    stop: threading.Event | None,
-    idle_ms: float | None,
-    on_ready: Callable[[], None] | None,
-    *,
-    end_on_sigterm: bool,
-) -> RelayReport:
-    stop = stop or threading.Event()
-    terminated = threading.Event()
-
-    def on_sigterm() -> None:
-        LOG.info("SIGTERM: the relay ends after the present transaction. A second one ends the process at once.")
-        terminated.set()
-
-    sigterm = SigtermWatch(on_sigterm)
-    if end_on_sigterm:
-        sigterm.start()
-    try:
-        run = make_run(lambda: stop.is_set() or terminated.is_set())
+    with ends_on_sigterm("relay", stop, watches=end_on_sigterm) as is_over:
+        run = RelayRun(source, options, is_over, source.make_waker() if wake else Clock())
         run.go(idle_ms, on_ready)
-    finally:
-        sigterm.end()
-    sigterm.raise_exit()
     return run.report
 
 
