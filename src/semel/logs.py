@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from json import dumps
-from types import MappingProxyType
 from typing import Final, TextIO
 
 from semel.errors import ConfigError
@@ -23,8 +23,18 @@ VARIABLE: Final = "SEMEL_LOG"
 LEVEL_VARIABLE: Final = "SEMEL_LOG_LEVEL"
 _LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 _LOGGER: Final = logging.getLogger("semel")
-_NONE: Final[Mapping[str, object]] = MappingProxyType({})
-_fields: ContextVar[Mapping[str, object]] = ContextVar("semel_log_fields", default=_NONE)
+
+
+@dataclass(slots=True)
+class _Layer:
+    """Fields of what is under way. What ends is passed over from then on, in whatever order things end."""
+
+    read: Callable[[], Mapping[str, object] | None]
+    """None once it has ended."""
+    outer: _Layer | None
+
+
+_innermost: ContextVar[_Layer | None] = ContextVar("semel_log_fields", default=None)
 _handler: logging.Handler | None = None
 
 
@@ -83,14 +93,22 @@ def _write_with(form: logging.Formatter, level: str, stream: TextIO | None) -> N
 # -- fields ------------------------------------------------------------------------------------------------------------
 
 
-def current_fields() -> Mapping[str, object]:
+def current_fields() -> dict[str, object]:
     """What the lines of this thread or task belong to."""
-    return _fields.get()
+    found: dict[str, object] = {}
+    layer = _innermost.get()
+    while layer is not None:
+        found = {**(layer.read() or {}), **found}
+        layer = layer.outer
+    return found
 
 
-def set_fields(fields: Mapping[str, object]) -> None:
-    """Let the lines from here on belong to something else."""
-    _fields.set(fields)
+def add_fields(read: Callable[[], Mapping[str, object] | None]) -> None:
+    """Let the lines from here on have these fields too, until `read` gives None."""
+    outer = _innermost.get()
+    while outer is not None and outer.read() is None:
+        outer = outer.outer
+    _innermost.set(_Layer(read, outer))
 
 
 @contextmanager
@@ -98,19 +116,19 @@ def fields(**more: object) -> Iterator[None]:
     """Lines within have these fields too.
 
     >>> with fields(pipeline="orders", batch_id=3):
-    ...     dict(current_fields())
-    {'pipeline': 'orders', 'batch_id': 3}
+    ...     current_fields()["batch_id"]
+    3
     """
-    before = _fields.get()
-    _fields.set({**before, **more})
+    is_over = False
+    add_fields(lambda: None if is_over else more)
     try:
         yield
     finally:
-        _fields.set(before)
+        is_over = True
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, object]:
-    return {**_fields.get(), **getattr(record, "semel_fields", {})}
+    return {**current_fields(), **getattr(record, "semel_fields", {})}
 
 
 class _JsonLines(logging.Formatter):

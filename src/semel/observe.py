@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Final, Self
 from weakref import ref
@@ -70,16 +68,20 @@ class Work:
     # -- what is current -------------------------------------------------------------------------------------------
 
     def enter(self) -> Callable[[], None]:
-        """Let the log lines and spans of this thread or task belong to it, until what it returns is called there."""
-        _drop_ended()
-        entry = _Entry(ref(self), logs.current_fields(), traces.make_current(self.span), _entered.get())
-        _entered.set(entry)
-        logs.set_fields({**entry.fields_before, **self._facts})
+        """Let the log lines and spans of this thread or task belong to it, until what it returns is called."""
+        myself, has_left = ref(self), False
+        context = traces.make_current(self.span)
+
+        def read_facts() -> dict[str, object] | None:
+            work = myself()  # a program may let go of a transaction without ending it
+            return None if has_left or work is None else work._facts
 
         def leave() -> None:
-            entry.has_left = True
-            _drop_ended()
+            nonlocal has_left
+            has_left = True
+            traces.restore(context)
 
+        logs.add_fields(read_facts)
         return leave
 
     def __enter__(self) -> Self:
@@ -102,8 +104,6 @@ class Work:
     def note(self, **facts: object) -> None:
         """What has become known of it, such as the producer's id and epoch."""
         self._facts |= facts
-        if logs.current_fields().get("pipeline") == self._pipeline.name:
-            logs.set_fields({**logs.current_fields(), **facts})
         traces.add_attributes(self.span, self._as_attributes(facts))
 
     @staticmethod
@@ -144,39 +144,6 @@ class Work:
             self._pipeline.part.ended(self._pipeline.name, outcome)
             self._end(outcome, problem)
 
-    @property
-    def is_over(self) -> bool:
-        return self._is_over
-
     def _end(self, outcome: str, problem: BaseException | str | None) -> None:
         self._is_over = True
         traces.end_span(self.span, outcome, problem)
-
-
-@dataclass(slots=True)
-class _Entry:
-    """That a transaction was entered. Programs may leave it out of turn, or let go of it without leaving it."""
-
-    work: ref[Work]
-    fields_before: Mapping[str, object]
-    context_before: object
-    outer: _Entry | None
-    has_left: bool = False
-
-    @property
-    def has_ended(self) -> bool:
-        work = self.work()
-        return self.has_left or work is None or work.is_over
-
-
-_entered: ContextVar[_Entry | None] = ContextVar("semel_entered_work", default=None)
-
-
-def _drop_ended() -> None:
-    """Go back to what was before the transactions that have ended, from the innermost outwards."""
-    entry = _entered.get()
-    while entry is not None and entry.has_ended:
-        logs.set_fields(entry.fields_before)
-        traces.restore(entry.context_before)
-        entry = entry.outer
-    _entered.set(entry)
