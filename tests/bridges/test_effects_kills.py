@@ -95,6 +95,7 @@ def test_a_callee_that_does_not_take_the_key_is_never_called_twice(broker: Embed
     assert {(int(number) % 2, int(number) // 2) for number in missing} <= places
 
 
+@pytest.mark.chaos
 def test_dead_letters_are_written_at_least_once_though_workers_are_killed(broker: EmbeddedBroker, to: str) -> None:
     """F4: none is missing; one is repeated, with its key, where the kill was between the record and the row."""
     pipeline = Pipeline(broker.bootstrap, partitions=1)
@@ -111,6 +112,7 @@ def test_dead_letters_are_written_at_least_once_though_workers_are_killed(broker
         assert all(one.is_reported for one in effects.dead())
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("takes_key", [True, False])
 def test_a_zombie_that_wakes_after_its_successor_repeats_nothing(
     broker: EmbeddedBroker, to: str, takes_key: bool, tmp_path: Path

@@ -37,6 +37,7 @@ def witness(result: Result, kind: str) -> dict[str, Any]:
     return anomaly["witnesses"][0]
 
 
+@pytest.mark.chaos
 def test_a_session_is_exactly_once_while_it_is_killed_between_its_steps(tmp_path: Path) -> None:
     """Status 0, over records that were really written and kills that really met the program."""
     copier = f"{sys.executable} {PROGRAMS / 'semel_copier.py'}"

@@ -63,6 +63,7 @@ def test_a_seed_plans_the_same_kills_again() -> None:
     assert sorted(plan_kills(7).values()) == ["performed"] * (KILLS // 2) + ["received"] * (KILLS // 2)
 
 
+@pytest.mark.chaos
 def test_the_command_shows_all_four_with_real_processes_and_kills(tmp_path: Path) -> None:
     """F4: with the key nothing is missing, repeated or unknown; without it each kill leaves one call in doubt."""
     done = CliRunner().invoke(

@@ -14,6 +14,7 @@ from both_processes import live
 from both_scene import PARTITIONS, Shop
 
 import semel
+from semel.bridges.both import kafka_side
 from semel.bridges.both.both import open_store
 from semel.bridges.both.sqlite_store import SqliteStore
 from semel.testing.embedded import EmbeddedBroker
@@ -84,9 +85,12 @@ def test_where_the_end_was_deleted_nothing_is_done_without_the_users_word(sqlite
     assert shop.events() == [2, 2]
 
 
-def test_a_topic_that_was_created_again_is_no_proof_of_anything(sqlite_shop: Shop) -> None:
-    """Its offsets are other records', and no marker will ever come: told at once, and left to the user's word."""
+def test_a_topic_that_was_created_again_is_no_proof_of_anything(
+    sqlite_shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its offsets are other records', and no marker will ever come: it says so, and leaves it to the user's word."""
     shop = sqlite_shop
+    monkeypatch.setattr(kafka_side, "_MARKER_MS", 500)  # twice this long it waits for a marker that may be under way
     assert live(shop, 2, "both_database_committed:2") == [KILLED]
     for _ in range(2):
         shop.producer().close()
