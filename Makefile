@@ -12,7 +12,7 @@ help: ## list the targets
 .PHONY: setup
 setup: .venv/.ready ## make .venv with everything in it
 
-.venv/.ready: pyproject.toml uv.lock scripts/setup.sh
+.venv/.ready: pyproject.toml uv.lock scripts/setup.sh hatch_build.py src/semel/records/kernel.pyx
 	@scripts/setup.sh
 	@touch $@
 

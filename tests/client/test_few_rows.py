@@ -9,10 +9,9 @@ import pytest
 
 from semel.client.config import ProducerConfig
 from semel.client.routing import encode_for_partitions
-from semel.client.rows import Row, RowBuffer, are_few, encode_few_rows, to_table
+from semel.client.rows import FEW_ROWS, Row, RowBuffer, are_few, encode_few_rows, to_table
 from semel.errors import ConfigError, RecordTooLarge
 from semel.records import StickyPartitioner
-from semel.records.few import FEW_ROWS
 
 PARTITIONS = 5
 
