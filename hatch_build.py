@@ -25,6 +25,8 @@ SOURCE = Path("src/semel/records/kernel.pyx")
 STABLE_ABI = "0x030B0000"  # Python 3.11, the first whose stable ABI has buffers
 # The stable ABI knows no Python without the GIL: such a one gets a module of its own.
 IS_STABLE = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+# Only where PyPI has it, or the whole installation would fail.
+ZIG = "ziglang>=0.13; sys_platform != 'win32' and platform_machine in 'x86_64 aarch64 arm64'"
 TRIAL = "#include <stdint.h>\n#include <stdlib.h>\n#include <string.h>\nint trial(void) { return 0; }\n"
 SHARED = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared", "-fPIC"]
 
@@ -32,7 +34,7 @@ SHARED = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin"
 class KernelHook(BuildHookInterface[Any]):
     def dependencies(self) -> list[str]:
         is_wanted = self.target_name == "wheel" and _mode() != "off" and _has_python_headers()
-        return ["ziglang>=0.13"] if is_wanted and _system_compiler() is None else []
+        return [ZIG] if is_wanted and _system_compiler() is None else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
@@ -73,7 +75,7 @@ def build_kernel(source: Path, module: Path, extra: tuple[str, ...] = ()) -> str
         if result.num_errors:
             return "Cython does not take its source."
         digest = hashlib.sha256(source.read_bytes()).hexdigest()
-        flags = [*SHARED, "-O3", "-DNDEBUG", f'-DSEMEL_SOURCE_DIGEST="{digest}"', *extra]
+        flags = [*SHARED, "-O3", "-g0", "-DNDEBUG", f'-DSEMEL_SOURCE_DIGEST="{digest}"', *extra]
         if IS_STABLE:
             flags.append(f"-DPy_LIMITED_API={STABLE_ABI}")
         # Beside the old one and then in its place: a process that has the old one loaded keeps it.

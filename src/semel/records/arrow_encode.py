@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -136,24 +137,17 @@ def _finish(body: _Body, header: BatchHeader, compression: str, level: int | Non
 
 
 def _write_columns(columns: RecordColumns, default_timestamp_ms: int, bytes_max: int) -> Iterator[_Body]:
-    """As many rows as fit into each batch, whichever pieces of the table they are in."""
     pieces = [_as_columns(piece) for piece in columns.pieces()]
+
+    def fill(writer: Writer, first: int) -> None:
+        for piece in pieces:
+            there = piece.row_count - first
+            if there > 0 and writer.append(piece, first) < there:
+                return
+            first = max(-there, 0)
+
     room = sum(piece.bytes_max for piece in pieces)
-    index = first = done = 0
-    while done < columns.row_count:
-        assert kernel is not None
-        size = min(bytes_max, _BATCH_BYTES_MAX, room + HEADER_BYTES)
-        buffer = pa.allocate_buffer(max(size, HEADER_BYTES), resizable=True)
-        writer = kernel.Writer(buffer, HEADER_BYTES, default_timestamp_ms)
-        while index < len(pieces):
-            first += writer.append(pieces[index], first)
-            if first < pieces[index].row_count:
-                break
-            index, first = index + 1, 0
-        body = _body(writer, buffer, done, bytes_max)
-        done += body.row_count
-        room -= len(body.framed) - HEADER_BYTES
-        yield body
+    return _cut(columns.row_count, room, bytes_max, default_timestamp_ms, fill)
 
 
 def _write_rows(records: Sequence[Record], bytes_max: int) -> Iterator[_Body]:
@@ -166,37 +160,41 @@ def _write_rows(records: Sequence[Record], bytes_max: int) -> Iterator[_Body]:
         )
         for record in records
     ]
-    room = sum(map(_row_bytes_max, rows))
+
+    def fill(writer: Writer, first: int) -> None:
+        for row in islice(rows, first, None):
+            if not writer.append_row(*row):
+                return
+
+    return _cut(len(rows), sum(map(_row_bytes_max, rows)), bytes_max, 0, fill)
+
+
+def _cut(
+    row_count: int, room: int, bytes_max: int, default_timestamp_ms: int, fill: Callable[[Writer, int], None]
+) -> Iterator[_Body]:
+    """Batches of as many rows as fit; `fill` writes them from a row on, and all of them take at most `room` bytes."""
+    assert kernel is not None
     done = 0
-    while done < len(rows):
-        assert kernel is not None
+    while done < row_count:
         size = min(bytes_max, _BATCH_BYTES_MAX, room + HEADER_BYTES)
         buffer = pa.allocate_buffer(max(size, HEADER_BYTES), resizable=True)
-        writer = kernel.Writer(buffer, HEADER_BYTES, 0)
-        for row in range(done, len(rows)):
-            if not writer.append_row(*rows[row]):
-                break
-        body = _body(writer, buffer, done, bytes_max)
-        done += body.row_count
-        room -= len(body.framed) - HEADER_BYTES
-        yield body
+        writer = kernel.Writer(buffer, HEADER_BYTES, default_timestamp_ms)
+        fill(writer, done)
+        if writer.record_count == 0:
+            raise too_large(done, writer.refused_bytes + HEADER_BYTES, bytes_max)
+        end = writer.end
+        writer.close()  # it must not write into the buffer that is about to move
+        if end < buffer.size:
+            buffer.resize(end, shrink_to_fit=True)
+        yield _Body(writer.record_count, writer.base_timestamp, writer.max_timestamp, as_bytes_view(buffer))
+        done += writer.record_count
+        room -= end - HEADER_BYTES
 
 
 def _row_bytes_max(row: tuple[int, bytes | None, bytes | None, list[tuple[bytes, bytes | None]]]) -> int:
     _, key, value, headers = row
     contents = sum(len(name) + len(content or b"") + _HEADER_BYTES_MAX for name, content in headers)
     return len(key or b"") + len(value or b"") + contents + _ROW_BYTES_MAX
-
-
-def _body(writer: Writer, buffer: pa.Buffer, first_row: int, bytes_max: int) -> _Body:
-    count, end = writer.record_count, writer.end
-    if count == 0:
-        raise too_large(first_row, writer.refused_bytes + HEADER_BYTES, bytes_max)
-    base_timestamp, max_timestamp = writer.base_timestamp, writer.max_timestamp
-    writer.close()
-    if end < buffer.size:
-        buffer.resize(end, shrink_to_fit=True)
-    return _Body(count, base_timestamp, max_timestamp, as_bytes_view(buffer))
 
 
 def _as_columns(piece: RecordColumns) -> Columns:

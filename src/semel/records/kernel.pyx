@@ -61,6 +61,24 @@ cdef struct Cursor:
 
 cdef inline bint _read_varint(Cursor *cursor, int bits, int64_t *value) noexcept nogil:
     """Whether a zigzag number of at most so many bits stands before the end; longer forms than needed are legal."""
+    cdef uint32_t byte
+    cdef Cursor long_cursor
+    cdef int64_t long_value = 0
+    cdef bint in_order
+    if cursor.position >= cursor.end:
+        return False
+    byte = cursor.data[cursor.position]
+    if byte < 0x80:  # most numbers are small
+        cursor.position += 1
+        value[0] = <int64_t>(byte >> 1) ^ -<int64_t>(byte & 1)
+        return True
+    long_cursor = cursor[0]  # a copy, so that the compiler can keep the cursor itself in registers
+    in_order = _read_long_varint(&long_cursor, bits, &long_value)
+    cursor.position, value[0] = long_cursor.position, long_value
+    return in_order
+
+
+cdef bint _read_long_varint(Cursor *cursor, int bits, int64_t *value) noexcept nogil:
     cdef uint64_t result = 0
     cdef uint64_t byte
     cdef int shift = 0
@@ -220,8 +238,9 @@ cdef bint _scan(const Batch *batch, Rows *rows, Places *places) noexcept nogil:
         rows.headers += number
         places.counts[row] = <int32_t>number
         places.sections[row] = <int32_t>record.position
-        if number and not _scan_headers(&record, number, rows):
-            return False
+        if number:
+            if not _scan_headers(&record, number, rows):
+                return False
         if record.position != record.end:
             return False
     return record.position == batch.size
@@ -232,10 +251,15 @@ cdef void _copy_strings(
 ) noexcept nogil:
     """Put the strings of one column in a row; `present`, where it is not NULL, gets a bit for each that is not null."""
     cdef Py_ssize_t row
+    cdef int32_t length
     for row in range(batch.first_row, batch.first_row + batch.record_count):
         if places[row] < 0:
             continue
-        memcpy(to + ends[row], batch.data + places[row], ends[row + 1] - ends[row])
+        length = ends[row + 1] - ends[row]
+        if length == 8:  # as keys often are: a single move, where a call would take several times as long
+            memcpy(to + ends[row], batch.data + places[row], 8)
+        else:
+            memcpy(to + ends[row], batch.data + places[row], length)
         if present != NULL:
             present[row >> 3] |= 1 << (row & 7)
 
@@ -277,11 +301,10 @@ cdef class _Group:
     cdef Batch *batches
     cdef Py_ssize_t count
     cdef Py_ssize_t row_count
-    cdef int32_t *places_memory
     cdef Places places
     cdef list views
 
-    def __cinit__(self, list group, int64_t headers_max):
+    def __cinit__(self, list group, int64_t headers_max, allocate):
         cdef _View view
         cdef Batch *batch
         self.batches = <Batch *>PyMem_Malloc(max(len(group), 1) * sizeof(Batch))
@@ -305,17 +328,16 @@ cdef class _Group:
             bytes_left -= view.size
             self.row_count += batch.record_count
             self.count += 1
-        self.places_memory = <int32_t *>PyMem_Malloc(max(4 * self.row_count, 1) * sizeof(int32_t))
-        if self.places_memory == NULL:
-            raise MemoryError
-        self.places.keys = self.places_memory
-        self.places.values = self.places_memory + self.row_count
-        self.places.sections = self.places_memory + 2 * self.row_count
-        self.places.counts = self.places_memory + 3 * self.row_count
+        # From Arrow's allocator like the columns, since it keeps memory that is warm.
+        view = _View(allocate(4 * self.row_count * sizeof(int32_t)), True)
+        self.views.append(view)
+        self.places.keys = <int32_t *>view.bytes
+        self.places.values = self.places.keys + self.row_count
+        self.places.sections = self.places.values + self.row_count
+        self.places.counts = self.places.sections + self.row_count
 
     def __dealloc__(self):
         PyMem_Free(self.batches)
-        PyMem_Free(self.places_memory)
 
 
 def read_records(list group, int64_t headers_max, allocate):
@@ -325,7 +347,7 @@ def read_records(list group, int64_t headers_max, allocate):
     and headers. Keys and values are (validity or None, ends, bytes); headers are None if no record has any, else
     (ends, keys, values).
     """
-    cdef _Group self = _Group(group, headers_max)
+    cdef _Group self = _Group(group, headers_max, allocate)
     if self.row_count < 0:
         return None
     cdef Rows rows
@@ -455,15 +477,15 @@ cdef class StringColumn:
         self.strings.data, self.strings.size = content.bytes, content.size
         self.strings.first, self.strings.count, self.strings.is_wide = first, count, is_wide
 
-    cdef int64_t bytes_between(self, Py_ssize_t first, Py_ssize_t last) except -1:
-        if last <= first:
-            return 0
-        cdef const Strings *own = &self.strings
-        return max(_end(own.ends, own.is_wide, own.first + last) - _end(own.ends, own.is_wide, own.first + first), 0)
-
     @property
     def byte_count(self):
-        return self.bytes_between(0, self.strings.count)
+        """What the strings take together."""
+        cdef const Strings *own = &self.strings
+        cdef int64_t begin, end
+        if own.count == 0:
+            return 0
+        begin, end = _end(own.ends, own.is_wide, own.first), _end(own.ends, own.is_wide, own.first + own.count)
+        return end - begin if 0 <= begin <= end else 0
 
 
 def murmur2(StringColumn keys, out):
