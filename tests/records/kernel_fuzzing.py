@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import itertools
 import random
 import sys
 import time
@@ -23,6 +24,7 @@ BYTES_MAX = 64 * 1024
 HEADERS_MAX = BYTES_MAX // 128
 INTERESTING = (0, 1, 2, 3, 0x0F, 0x10, 0x7F, 0x80, 0x81, 0xFE, 0xFF)
 NUMBERS = (0, 1, 2, 7, 100, 2**15, 2**31 - 1, -1, -2, -(2**31), 2**63 - 1, -(2**63))
+PORTION = 100_000  # with a seed of its own
 JUDGED_EVERY = 8  # so often the reference codec is asked as well, which takes several times as long
 
 
@@ -203,13 +205,21 @@ def _load(path: Path) -> Any:
 
 
 def main(path: str, count: str, seed: str) -> None:
+    kernel, left, done = _load(Path(path)), int(count), Counter[str]()
     began = time.monotonic()
-    outcomes = fuzz(_load(Path(path)), random.Random(seed), int(count))
-    said = ", ".join(f"{number:,} {what}" for what, number in sorted(outcomes.items()))
-    print(
-        f"seed {seed}: {int(count):,} mutated batches in {time.monotonic() - began:.0f} s, no finding: {said}",
-        flush=True,
-    )
+    for part in itertools.count():
+        taken = min(left, PORTION)
+        left -= taken
+        done += fuzz(kernel, random.Random(f"{seed}-{part}"), taken)
+        if left == 0 or part % 10 == 9:
+            said = ", ".join(f"{number:,} {what}" for what, number in sorted(done.items()))
+            tried = done["read"] + done["refused"]
+            print(
+                f"seed {seed}: {tried:,} mutated batches in {time.monotonic() - began:.0f} s, no finding: {said}",
+                flush=True,
+            )
+        if left == 0:
+            return
 
 
 if __name__ == "__main__":
