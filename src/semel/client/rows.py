@@ -140,6 +140,7 @@ class RowBuffer:
 
     _rows: dict[str, list[Row]] = field(default_factory=dict[str, list[Row]])
     _bytes: dict[str, int] = field(default_factory=dict[str, int])
+    _leaving: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -148,8 +149,9 @@ class RowBuffer:
 
     @property
     def record_count(self) -> int:
+        """How many are here, or were taken and are in no batch yet."""
         with self._lock:
-            return sum(map(len, self._rows.values()))
+            return self._leaving + sum(map(len, self._rows.values()))
 
     def add(self, topic: str, row: Row) -> Added:
         size = row_bytes(row)
@@ -164,13 +166,20 @@ class RowBuffer:
             return Added(self._bytes[topic], is_first)
 
     def take(self) -> dict[str, list[Row]]:
-        """Everything gathered, by topic; the buffer is empty afterwards."""
+        """Everything gathered, by topic; the buffer is empty afterwards. It counts until `note_gone`."""
         with self._lock:
             taken, self._rows, self._bytes = self._rows, {}, {}
+            self._leaving += sum(map(len, taken.values()))
         return taken
 
+    def note_gone(self, count: int) -> None:
+        """So many of those that were taken are in batches now, or were refused."""
+        with self._lock:
+            self._leaving -= count
+
     def clear(self) -> None:
-        self.take()
+        with self._lock:
+            self._rows, self._bytes = {}, {}
 
 
 def are_few(rows: Sequence[Row]) -> bool:

@@ -75,10 +75,8 @@ def encode_table(
     first = 0
     for body in bodies:
         sequence = base_sequence if base_sequence < 0 else next_sequence(base_sequence, first)
-        header = _header(body, compression, transactional)._replace(
-            producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=sequence
-        )
-        batches.append(_finish(body, header, compression, compression_level))
+        producer = _Producer(producer_id, producer_epoch, sequence, transactional)
+        batches.append(_finish(body, compression, compression_level, producer))
         first += body.row_count
     return batches
 
@@ -95,7 +93,7 @@ def encode_records(
     """
     check_compression(compression, compression_level)
     bodies = (_write_by_reference if kernel is None else _write_rows)(records, batch_bytes_max)
-    return [_finish(body, _header(body, compression, False), compression, compression_level) for body in bodies]
+    return [_finish(body, compression, compression_level, _NOBODY) for body in bodies]
 
 
 class _Body(NamedTuple):
@@ -107,32 +105,43 @@ class _Body(NamedTuple):
     framed: memoryview
 
 
-def _header(body: _Body, compression: str, transactional: bool) -> BatchHeader:
-    return BatchHeader(
-        base_offset=0,
-        batch_length=0,
-        partition_leader_epoch=-1,
-        magic=MAGIC,
-        crc=0,
-        attributes=make_attributes(compression=compression, transactional=transactional),
-        last_offset_delta=body.row_count - 1,
-        base_timestamp=body.base_timestamp,
-        max_timestamp=body.max_timestamp,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        record_count=body.row_count,
-    )
+class _Producer(NamedTuple):
+    """The producer's fields of a batch."""
+
+    id: int
+    epoch: int
+    base_sequence: int
+    is_transactional: bool
 
 
-def _finish(body: _Body, header: BatchHeader, compression: str, level: int | None) -> EncodedBatch:
+_NOBODY = _Producer(-1, -1, -1, False)
+
+
+def _finish(body: _Body, compression: str, level: int | None, producer: _Producer) -> EncodedBatch:
     batch = body.framed
     if compression != "none":
         packed = as_bytes_view(compress(compression, batch[HEADER_BYTES:], level))
         # In a buffer of Arrow's, whose allocator gives memory back warm.
         batch = as_bytes_view(pa.allocate_buffer(HEADER_BYTES + len(packed)))
         batch[HEADER_BYTES:] = packed
-    write_header(batch, header._replace(batch_length=len(batch) - LENGTH_FIELD_END))
+    write_header(
+        batch,
+        BatchHeader(
+            base_offset=0,
+            batch_length=len(batch) - LENGTH_FIELD_END,
+            partition_leader_epoch=-1,
+            magic=MAGIC,
+            crc=0,
+            attributes=make_attributes(compression=compression, transactional=producer.is_transactional),
+            last_offset_delta=body.row_count - 1,
+            base_timestamp=body.base_timestamp,
+            max_timestamp=body.max_timestamp,
+            producer_id=producer.id,
+            producer_epoch=producer.epoch,
+            base_sequence=producer.base_sequence,
+            record_count=body.row_count,
+        ),
+    )
     return EncodedBatch(batch, body.row_count)
 
 

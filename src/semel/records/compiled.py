@@ -14,7 +14,7 @@ try:
     from semel.records import kernel
 except ImportError as missing:
     warnings.warn(
-        "Semel's compiled codec is missing, so that records are read and written in plain Python, a hundred times as "
+        "Semel's compiled codec is missing, so that records are read and written in plain Python, some 200 times as "
         "slowly. It is built when Semel is installed, and could not be: that needs a C compiler and Python's headers "
         f"(apt-get install gcc python3-dev), or a wheel for this platform. ({missing})",
         RuntimeWarning,
