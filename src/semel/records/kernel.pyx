@@ -247,17 +247,18 @@ cdef bint _scan(const Batch *batch, Rows *rows, Places *places) noexcept nogil:
 
 
 cdef void _copy_strings(
-    const Batch *batch, const int32_t *places, const int32_t *ends, uint8_t *to, uint8_t *present
+    const Batch *batch, const int32_t *places, const int32_t *ends, int32_t size, uint8_t *to, uint8_t *present
 ) noexcept nogil:
-    """Put the strings of one column in a row; `present`, where it is not NULL, gets a bit for each that is not null."""
+    """Put the strings of one column in a row, `size` bytes together; `present` gets a bit for each that is not null."""
     cdef Py_ssize_t row
     cdef int32_t length
     for row in range(batch.first_row, batch.first_row + batch.record_count):
         if places[row] < 0:
             continue
         length = ends[row + 1] - ends[row]
-        if length == 8:  # as keys often are: a single move, where a call would take several times as long
-            memcpy(to + ends[row], batch.data + places[row], 8)
+        if length <= 16 and batch.size - places[row] >= 16 and size - ends[row] >= 16:
+            # Short ones by a move of fixed size, where a call would take longer; the next overwrites what is too much.
+            memcpy(to + ends[row], batch.data + places[row], 16)
         else:
             memcpy(to + ends[row], batch.data + places[row], length)
         if present != NULL:
@@ -384,7 +385,7 @@ cdef tuple _gather(_Group group, int32_t *places, int32_t *ends, Py_ssize_t null
         if bits.size:
             memset(bits.bytes, 0, bits.size)
         for index in range(group.count):
-            _copy_strings(&group.batches[index], places, ends, to.bytes, bits.bytes)
+            _copy_strings(&group.batches[index], places, ends, ends[group.row_count], to.bytes, bits.bytes)
     return validity, ends_buffer, content
 
 
