@@ -12,7 +12,7 @@ help: ## list the targets
 .PHONY: setup
 setup: .venv/.ready ## make .venv with everything in it
 
-.venv/.ready: pyproject.toml uv.lock scripts/setup.sh
+.venv/.ready: pyproject.toml uv.lock scripts/setup.sh hatch_build.py src/semel/records/kernel.pyx
 	@scripts/setup.sh
 	@touch $@
 
@@ -122,6 +122,11 @@ storm: setup ## 2 million records copied while sessions join, leave, are killed 
 .PHONY: hostile
 hostile: setup ## a million damaged requests against the embedded broker
 	@$(BIN)/python -m semel.verify.hostile
+
+.PHONY: fuzz
+fuzz: setup ## 10 million mutated batches through the compiled kernel under sanitizers, and 100,000 random tables against the reference (BATCHES=n for fewer; gcc)
+	@scripts/fuzz-kernel.sh
+	@SEMEL_RANDOM_TABLES=100000 $(BIN)/pytest tests/records/test_records_agreement.py -n 2 -k random_tables
 
 .PHONY: bench
 bench: setup ## every benchmark section (the client and broker sections need Java 17+ and Maven)

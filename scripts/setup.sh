@@ -37,3 +37,9 @@ fi
 # Compiled once here: every broker and worker that a test or a demo starts would otherwise compile what it imports.
 uv sync --quiet --locked --python "$python" --no-python-downloads --compile-bytecode
 "$environment/bin/python" -m compileall -q src/semel
+# uv builds the compiled codec only if a source of it has changed. Where the file was removed, it is built again; where
+# it cannot be built, this says why.
+if ! "$environment/bin/python" -c "import semel.records.kernel" 2>/dev/null; then
+    uv sync --quiet --locked --python "$python" --no-python-downloads --reinstall-package semel
+    "$environment/bin/python" -c "import semel.records.compiled"
+fi

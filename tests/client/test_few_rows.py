@@ -9,10 +9,9 @@ import pytest
 
 from semel.client.config import ProducerConfig
 from semel.client.routing import encode_for_partitions
-from semel.client.rows import Row, RowBuffer, are_few, encode_few_rows, to_table
+from semel.client.rows import FEW_ROWS, Row, RowBuffer, are_few, encode_few_rows, to_table
 from semel.errors import ConfigError, RecordTooLarge
 from semel.records import StickyPartitioner
-from semel.records.few import FEW_ROWS
 
 PARTITIONS = 5
 
@@ -103,3 +102,16 @@ def test_many_rows_are_worth_a_table() -> None:
     assert not are_few(rows)
     assert are_few(rows[1:])
     assert buffer.take() == {}
+
+
+def test_rows_count_until_they_are_in_batches() -> None:
+    """A program that ends while another thread encodes must still hear of the records that are lost with it."""
+    buffer = RowBuffer()
+    buffer.add("t", Row(b"1", None, [], None, 0))
+    buffer.add("u", Row(b"2", None, [], None, 0))
+    taken = buffer.take()
+    assert (buffer.is_empty, buffer.record_count) == (True, 2)
+    buffer.note_gone(len(taken["t"]))
+    assert buffer.record_count == 1
+    buffer.note_gone(len(taken["u"]))
+    assert buffer.record_count == 0

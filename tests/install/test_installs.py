@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -78,7 +79,7 @@ class Environment:
 
 
 class Installer:
-    """Builds the wheel once, and makes an environment for each set of extras when it is first asked for."""
+    """Builds sdist and wheel once, and makes an environment for each set of extras when it is first asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -86,8 +87,10 @@ class Installer:
         found = shutil.which("uv", path=f"{os.environ['PATH']}:{ROOT / '.tools' / 'bin'}")
         assert found is not None, "uv is missing: `make setup` puts it into .tools"
         self._uv = found
-        self._do("build", "--wheel", "--out-dir", str(folder), str(ROOT))
+        # The wheel is built of the sdist, as where no wheel fits: the repository's own compiled kernel stays as it is.
+        self._do("build", "--out-dir", str(folder), str(ROOT))
         (self.wheel,) = folder.glob("semel-*.whl")
+        (self.sdist,) = folder.glob("semel-*.tar.gz")
 
     def environment(self, extras: str = "", *also: str, python: str = sys.executable) -> Environment:
         key = (extras, python, *also)
@@ -99,8 +102,21 @@ class Installer:
             self._made[key] = Environment(folder)
         return self._made[key]
 
-    def _do(self, *arguments: str) -> None:
-        done = subprocess.run([self._uv, "-q", *arguments], capture_output=True, text=True, timeout=600, check=False)
+    def build_of_sdist(self, folder: Path, variables: Mapping[str, str]) -> Path:
+        """A wheel that is built of the sdist with these variables."""
+        self._do("build", "--wheel", "--out-dir", str(folder), str(self.sdist), variables=variables)
+        (wheel,) = folder.glob("semel-*.whl")
+        return wheel
+
+    def _do(self, *arguments: str, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        done = subprocess.run(
+            [self._uv, "-q", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+            env={**os.environ, **variables},
+        )
         assert done.returncode == 0, done.stderr
 
 
@@ -387,6 +403,44 @@ def test_the_wheel_installs_and_imports_on_every_python(version: str, installer:
     assert done.returncode == 0, done.stderr
 
 
+def test_one_wheel_serves_every_python(installer: Installer) -> None:
+    """The compiled kernel is in it, for the stable ABI of Python 3.11 and later."""
+    assert "-cp311-abi3-" in installer.wheel.name
+    assert "semel/records/kernel.abi3.so" in names_in(installer.wheel)
+
+
+def test_a_build_without_a_c_compiler_takes_one_from_pypi(installer: Installer, tmp_path: Path) -> None:
+    """The one that CC names is not there; the kernel is built all the same, and it works."""
+    wheel = installer.build_of_sdist(tmp_path, {"CC": "no-such-compiler", "SEMEL_KERNEL": "on"})
+    module = "semel/records/kernel.abi3.so"
+    with zipfile.ZipFile(wheel) as packed:
+        found = Path(packed.extract(module, tmp_path / "unpacked"))
+    installed = installer.environment()
+    compare = (
+        "import kernel; from semel.records.kernel import SOURCE_DIGEST; print(kernel.SOURCE_DIGEST == SOURCE_DIGEST)"
+    )
+    done = installed.run("python", "-c", compare, variables={"PYTHONPATH": str(found.parent)})
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
+def test_a_wheel_without_the_kernel_works_and_warns_once(installer: Installer, tmp_path: Path) -> None:
+    """As it is built where there is no compiler at all: it fits every platform, and README's example runs."""
+    wheel = installer.build_of_sdist(tmp_path, {"SEMEL_KERNEL": "off"})
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not [name for name in names_in(wheel) if name.endswith(".so")]
+    (example,) = [one for one in all_examples("python") if one.page == ROOT / "README.md"]
+    unpacked = tmp_path / "unpacked"
+    zipfile.ZipFile(wheel).extractall(unpacked)
+    done = installer.environment().run("python", "-c", example.code, variables={"PYTHONPATH": str(unpacked)})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("compiled codec is missing") == 1
+
+
+def names_in(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as packed:
+        return set(packed.namelist())
+
+
 def test_the_repository_is_not_on_the_path_of_these_tests(installer: Installer) -> None:
     """Otherwise they would prove nothing about the wheel."""
     done = installer.environment().run("python", "-c", "import semel, sys; print(semel.__file__, *sys.path)")
@@ -396,10 +450,7 @@ def test_the_repository_is_not_on_the_path_of_these_tests(installer: Installer) 
 
 def test_the_wheel_holds_what_it_needs_and_no_tests(installer: Installer) -> None:
     """The wheel holds the package, the module that Spark looks for, and Java sources of the bench; no tests."""
-    listed = subprocess.run(
-        [sys.executable, "-m", "zipfile", "-l", str(installer.wheel)], capture_output=True, text=True, check=True
-    )
-    names = {line.split()[0] for line in listed.stdout.splitlines()[1:]}
+    names = names_in(installer.wheel)
     assert {
         "semel/__init__.py",
         "semel/py.typed",

@@ -11,8 +11,19 @@ from typing import Any
 import pyarrow as pa
 from crc32c import crc32c
 
-from semel.errors import CorruptRecords
-from semel.records import RECORD_SCHEMA, arrow_decode, chain, decode_batches, encode_control_batch, reference
+from semel.errors import CorruptRecords, RecordTooLarge
+from semel.records import (
+    RECORD_SCHEMA,
+    arrow_decode,
+    arrow_encode,
+    decode_batches,
+    encode_control_batch,
+    partitioner,
+    reference,
+)
+from semel.records.compiled import kernel
+from semel.records.compression import DECOMPRESSED_BYTES_MAX, headers_max
+from semel.records.layout import check_batch_crc, check_header, read_header
 from semel.records.reference import Record
 
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -54,20 +65,52 @@ def decode_by_arrow(batch: bytes) -> list[Record]:
 
 
 def use_path(monkeypatch: Any, path: str) -> None:
-    """Send small batches down a path of the Arrow codec that is otherwise kept for more or larger ones."""
-    if path != "arrow-few":
-        monkeypatch.setattr(arrow_decode, "FEW_RECORDS", 0)
-    if path == "arrow-large":
-        monkeypatch.setattr(arrow_decode, "_SMALL_RECORDS", 0)
-        monkeypatch.setattr(chain, "_SWEEP_WORTHWHILE", 1)
+    """Go without the kernel, or send small batches down the way of large ones, each of which is decoded alone."""
+    if path == "no kernel":
+        for module in (arrow_decode, arrow_encode, partitioner):
+            monkeypatch.setattr(module, "kernel", None)
+    if path == "kernel, alone":
+        monkeypatch.setattr(arrow_decode, "_SMALL_BYTES", 0)
 
 
-DECODER_PATHS = ("reference", "arrow-few", "arrow-grouped", "arrow-large")
+KERNEL_PATHS = ("kernel", "kernel, alone")
+DECODER_PATHS = ("reference", "no kernel", *KERNEL_PATHS)
 
 
 def decoder_for(monkeypatch: Any, path: str) -> Decoder:
     use_path(monkeypatch, path)
-    return decode_by_reference if path == "reference" else decode_by_arrow
+    if path == "reference":
+        return decode_by_reference
+    return decode_by_arrow if path == "no kernel" else decode_by_kernel
+
+
+def decode_by_kernel(batch: bytes) -> list[Record]:
+    """What the Arrow codec makes of a batch, after a look at whether the kernel itself judges it as the result says.
+
+    The codec asks the reference about a batch that the kernel refuses, which would hide a kernel that refuses too much.
+    """
+    try:
+        records = decode_by_arrow(batch)
+    except (CorruptRecords, RecordTooLarge):
+        assert not kernel_takes(batch)
+        raise
+    assert kernel_takes(batch)
+    return records
+
+
+def kernel_takes(batch: bytes) -> bool:
+    """Whether the kernel reads the records of a batch, of which header and compression may be damaged as well."""
+    assert kernel is not None, "the compiled kernel is missing: run `make setup`"
+    try:
+        header = read_header(batch)
+        check_header(header, memoryview(batch))
+        check_batch_crc(header, memoryview(batch))
+        body = reference.unpack_body(header, memoryview(batch), DECOMPRESSED_BYTES_MAX)
+    except (CorruptRecords, RecordTooLarge):
+        return False
+    if header.is_control:
+        return False
+    return kernel.read_records([(header, body)], headers_max(DECOMPRESSED_BYTES_MAX), bytearray) is not None
 
 
 def with_crc(batch: bytes | bytearray) -> bytes:

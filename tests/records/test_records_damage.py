@@ -12,6 +12,7 @@ import pytest
 from record_samples import (
     COMPRESSIONS,
     DECODER_PATHS,
+    KERNEL_PATHS,
     decode_by_reference,
     decoder_for,
     patched,
@@ -28,7 +29,6 @@ from semel.records.reference import Record, write_varint
 
 SAMPLES = sample_batches()
 REFUSALS = (CorruptRecords, RecordTooLarge)
-ARROW_PATHS = ("arrow-grouped", "arrow-large")
 
 
 def outcome(decode, batch: bytes):  # pyright: ignore[reportMissingParameterType]
@@ -65,7 +65,7 @@ def test_any_flipped_bit_is_caught_by_the_checksum(kind: str, path: str, monkeyp
             decode(bytes(damaged))
 
 
-@pytest.mark.parametrize("path", ARROW_PATHS)
+@pytest.mark.parametrize("path", KERNEL_PATHS)
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_every_flipped_bit_behind_a_right_checksum_is_judged_alike(
     kind: str, path: str, monkeypatch: pytest.MonkeyPatch
@@ -220,7 +220,7 @@ def test_record_attributes_are_ignored(path: str, monkeypatch: pytest.MonkeyPatc
     assert [record.value for record in decode(body_batch(b"".join(records), 600))] == [b"0123456789"] * 600
 
 
-@pytest.mark.parametrize("path", ARROW_PATHS)
+@pytest.mark.parametrize("path", KERNEL_PATHS)
 def test_flipped_bits_in_long_runs_are_judged_alike(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Damage in the midst of a long run of equal records, or of ragged ones, is judged as by the reference."""
     decode = decoder_for(monkeypatch, path)

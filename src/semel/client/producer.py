@@ -338,6 +338,9 @@ class Producer:
                 self._send_rows_of(topic, rows)
             except SemelError as error:  # the records of other topics are not dropped for it
                 first_failure = first_failure or error
+            finally:
+                # Not before: another thread may end the program meanwhile, and must not find that nothing waits.
+                self._rows.note_gone(len(rows))
         if first_failure is not None:
             raise first_failure
 

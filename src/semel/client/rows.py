@@ -17,7 +17,7 @@ from semel.client.config import ProducerConfig
 from semel.client.routing import wrong_partition
 from semel.errors import ConfigError, RecordTooLarge
 from semel.records import HEADER_BYTES, EncodedBatch, StickyPartitioner
-from semel.records.few import FEW_ROWS, encode_few
+from semel.records.arrow_encode import encode_records
 from semel.records.reference import Record, write_record
 
 Headers = Mapping[str, bytes | None] | Collection[tuple[str, bytes | None]]
@@ -33,6 +33,8 @@ _ROW_SCHEMA = pa.schema(
         ("timestamp", pa.timestamp("ms", "UTC")),
     ]
 )
+FEW_ROWS = 32
+"""So many take as long one by one as in a table."""
 _ROW_OVERHEAD_BYTES = 16
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
@@ -138,6 +140,7 @@ class RowBuffer:
 
     _rows: dict[str, list[Row]] = field(default_factory=dict[str, list[Row]])
     _bytes: dict[str, int] = field(default_factory=dict[str, int])
+    _leaving: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -146,8 +149,9 @@ class RowBuffer:
 
     @property
     def record_count(self) -> int:
+        """How many are here, or were taken and are in no batch yet."""
         with self._lock:
-            return sum(map(len, self._rows.values()))
+            return self._leaving + sum(map(len, self._rows.values()))
 
     def add(self, topic: str, row: Row) -> Added:
         size = row_bytes(row)
@@ -162,13 +166,20 @@ class RowBuffer:
             return Added(self._bytes[topic], is_first)
 
     def take(self) -> dict[str, list[Row]]:
-        """Everything gathered, by topic; the buffer is empty afterwards."""
+        """Everything gathered, by topic; the buffer is empty afterwards. It counts until `note_gone`."""
         with self._lock:
             taken, self._rows, self._bytes = self._rows, {}, {}
+            self._leaving += sum(map(len, taken.values()))
         return taken
 
+    def note_gone(self, count: int) -> None:
+        """So many of those that were taken are in batches now, or were refused."""
+        with self._lock:
+            self._leaving -= count
+
     def clear(self) -> None:
-        self.take()
+        with self._lock:
+            self._rows, self._bytes = {}, {}
 
 
 def are_few(rows: Sequence[Row]) -> bool:
@@ -230,5 +241,5 @@ def _encode(records: Sequence[Record], config: ProducerConfig) -> list[EncodedBa
     """By the same limits as `encode_rows`."""
     how = {"compression": config.compression_type, "compression_level": config.compression_level}
     with suppress(RecordTooLarge):
-        return encode_few(records, batch_bytes_max=config.batch_bytes, **how)
-    return encode_few(records, batch_bytes_max=config.request_bytes_max, **how)
+        return encode_records(records, batch_bytes_max=config.batch_bytes, **how)
+    return encode_records(records, batch_bytes_max=config.request_bytes_max, **how)

@@ -1,8 +1,8 @@
 """Record batches to an Arrow table.
 
-Large batches are decoded one by one, small ones together, so that the work per batch is shared. Whatever the vectorised
-readers find odd, damaged or not, is decoded again by the reference codec, which then raises or returns: the two cannot
-disagree on what is refused.
+The compiled kernel scans and copies; small batches are decoded together, so that the work per table is shared. A batch
+that the kernel refuses is decoded again by the reference codec, which says what is wrong with it. Without the kernel
+the reference decodes everything.
 """
 # pyarrow comes without types, so what it returns is unknown to the checker.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -10,21 +10,16 @@ disagree on what is refused.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from semel.errors import CorruptRecords
-from semel.records.chain import Chain, check_chain, find_chain, walk
-from semel.records.compression import DECOMPRESSED_BYTES_MAX, headers_max, too_large, too_many_headers
-from semel.records.decode_few import FEW_RECORDS, decode_few
-from semel.records.decode_ragged import TooManyHeaders, headers_array, read_fields
-from semel.records.decode_runs import Runs, read_runs
-from semel.records.decode_uniform import Uniform, read_uniform
+from semel.records.compiled import kernel
+from semel.records.compression import DECOMPRESSED_BYTES_MAX, headers_max, too_large
 from semel.records.layout import (
     RECORD_BYTES_MIN,
     BatchHeader,
@@ -34,35 +29,33 @@ from semel.records.layout import (
     iter_batches,
     read_header,
 )
-from semel.records.ragged import POSITION_MAX, gather_binary
 from semel.records.reference import iterate_body, unpack_body
 from semel.records.schema import HEADER_TYPE, HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
-from semel.records.varints import Bytes, Integers, NotVectorisable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_SMALL_RECORDS = 512  # batches with fewer records are decoded together
-_SMALL_BYTES = 128 * 1024
+    from semel.records.kernel import HeaderParts, StringParts
+
+_SMALL_BYTES = 128 * 1024  # batches below this are decoded together
 _GROUP_BYTES = 1024 * 1024
 
 _INT64 = pa.int64()
-
-
-def _of_int8(values: npt.NDArray[np.int8]) -> pa.Int8Array:
-    # Not by `pa.array`, which imports pandas where it is installed: half a second for each Python worker of Spark.
-    return pa.Array.from_buffers(pa.int8(), len(values), [None, pa.py_buffer(values)])
+_INT8 = pa.int8()
+_BINARY = pa.binary()
+_STRING = pa.string()
 
 
 def _make_no_headers(count: int) -> pa.ListArray:
-    offsets = pa.py_buffer(np.zeros(count + 1, np.int32))
-    return pa.Array.from_buffers(HEADERS_TYPE, count, [None, offsets], children=[pa.nulls(0, HEADER_TYPE)])
+    ends = pa.py_buffer(bytes(4 * (count + 1)))
+    return pa.Array.from_buffers(HEADERS_TYPE, count, [None, ends], children=[pa.nulls(0, HEADER_TYPE)])
 
 
 # Columns that are the same for most batches, to be shared by them.
 _SHARED_ROWS = 65536
 _NO_HEADERS = _make_no_headers(_SHARED_ROWS)
-_CREATE_TIME = _of_int8(np.zeros(_SHARED_ROWS, np.int8))
+# Not by `pa.array`, which imports pandas where it is installed: half a second for each Python worker of Spark.
+_CREATE_TIME = pa.Array.from_buffers(_INT8, _SHARED_ROWS, [None, pa.py_buffer(bytes(_SHARED_ROWS))])
 
 _ROW_BYTES = 40
 """About what a row takes besides key and value: offset, timestamp, and where key, value and headers end."""
@@ -137,22 +130,21 @@ def decode_some(
         if header.compression != "none":
             unpacked_bytes += _memory_of(header, body, decompressed_bytes_max)
         batch_count += 1
-        small = header.record_count < _SMALL_RECORDS and len(body) < _SMALL_BYTES
+        small = len(body) < _SMALL_BYTES
         if small:
             group.append((header, body))
             group_bytes += len(body)
         if group and (not small or group_bytes > _GROUP_BYTES):
-            chunks += _decode_group(group, decompressed_bytes_max)
+            chunks += _decode(group, decompressed_bytes_max)
             group, group_bytes = [], 0
         if not small:
-            decoded = _decode_large(header, body, decompressed_bytes_max)
+            decoded = _decode([(header, body)], decompressed_bytes_max)
             chunks += decoded
             if header.compression != "none":
                 unpacked_bytes += _HEADER_BYTES * sum(len(chunk.column("headers").values) for chunk in decoded)
         if total_bytes_max is not None and unpacked_bytes >= total_bytes_max:
             break
-    if group:
-        chunks += _decode_group(group, decompressed_bytes_max)
+    chunks += _decode(group, decompressed_bytes_max)
     table = pa.Table.from_batches([chunk for chunk in chunks if len(chunk)], RECORD_SCHEMA)
     return Decoded(table, batch_count, unpacked_bytes)
 
@@ -172,129 +164,56 @@ def _with_header(batch: Buffer | tuple[BatchHeader, memoryview]) -> Body:
     return read_header(view), view
 
 
-def _decode_large(header: BatchHeader, body: memoryview, bytes_max: int) -> list[pa.RecordBatch]:
-    count = header.record_count
-    if count == 0 or not RECORD_BYTES_MIN * count <= len(body) <= POSITION_MAX:
-        return _decode_slowly([(header, body)], bytes_max)
-    data: Bytes = np.frombuffer(body, np.uint8)
-    try:
-        records: Uniform | Runs | None = read_uniform(data, count) or read_runs(data, count)
-        if records is None:
-            return [_decode_ragged([header], data, find_chain(data, count), bytes_max)]
-        gaps = records.offset_deltas() if isinstance(records, Runs) and records.have_gaps else None
-        batch = _assemble(
-            _offsets([header], gaps),
-            _timestamps([header], records.timestamp_deltas()),
-            _timestamp_types([header]),
-            records.copy_keys(),
-            records.copy_values(),
-            _no_headers(count),
-        )
-        return [batch]
-    except TooManyHeaders:
-        raise too_many_headers(bytes_max) from None
-    except NotVectorisable:
-        return _decode_slowly([(header, body)], bytes_max)
-
-
-def _decode_group(group: list[Body], bytes_max: int) -> list[pa.RecordBatch]:
-    # What compaction emptied has nothing to add; records where the header counts none are damage, which the walk finds.
-    group = [(header, body) for header, body in group if header.record_count or len(body)]
+def _decode(group: list[Body], bytes_max: int) -> list[pa.RecordBatch]:
     if not group:
         return []
-    count = sum(header.record_count for header, _ in group)
-    if 0 < count <= FEW_RECORDS and (few := decode_few(group, _no_headers(count), bytes_max)) is not None:
-        return [few]
-    raw = b"".join(body for _, body in group)
-    starts: list[int] = []
-    position = 0
-    try:
-        for header, body in group:
-            starts += walk(raw, header.record_count, position)
-            position += len(body)
-        data: Bytes = np.frombuffer(raw, np.uint8)
-        # Each record must lead to the next, also over the border between two batches.
-        chain = check_chain(data, np.array(starts, np.int64))
-        if chain is None:
-            raise NotVectorisable
-        return [_decode_ragged([header for header, _ in group], data, chain, bytes_max)]
-    except NotVectorisable:
-        return _decode_slowly(group, bytes_max)  # it counts the headers of each batch by itself
-
-
-def _decode_ragged(headers: list[BatchHeader], data: Bytes, chain: Chain, bytes_max: int) -> pa.RecordBatch:
-    fields = read_fields(data, chain, headers_max(bytes_max))
-    return _assemble(
-        _offsets(headers, fields.offset_deltas),
-        _timestamps(headers, fields.timestamp_deltas),
-        _timestamp_types(headers),
-        gather_binary(data, fields.keys.positions, fields.keys.lengths),
-        gather_binary(data, fields.values.positions, fields.values.lengths),
-        _no_headers(len(chain.ends)) if fields.header_counts is None else headers_array(data, fields),
-    )
-
-
-def _offsets(headers: list[BatchHeader], deltas: Integers | None) -> Integers:
-    """Offset of each row, checked to rise within what the headers state; deltas without gaps may be left out."""
-    if deltas is None:
-        # The header's count and last delta were checked against each other, so these lie within.
-        (header,) = headers
-        return np.arange(header.base_offset, header.base_offset + header.record_count, dtype=np.int64)
-    first_rows = np.cumsum([header.record_count for header in headers])[:-1]
-    rising = deltas[1:] > deltas[:-1]
-    rising[first_rows - 1] = True  # each batch starts anew
-    if not rising.all() or int(deltas[0]) < 0 or (deltas[first_rows] < 0).any():
-        raise NotVectorisable
-    if (deltas > _of_each_row(headers, [header.last_offset_delta for header in headers])).any():
-        raise NotVectorisable
-    return deltas + _of_each_row(headers, [header.base_offset for header in headers])
-
-
-def _timestamps(headers: list[BatchHeader], deltas: Integers) -> Integers:
-    deltas += _of_each_row(headers, [header.base_timestamp for header in headers])
-    if not any(header.timestamp_type for header in headers):
-        return deltas
-    by_broker = np.broadcast_to(_of_each_row(headers, [header.timestamp_type for header in headers]), deltas.shape)
-    return np.where(by_broker, _of_each_row(headers, [header.max_timestamp for header in headers]), deltas)
-
-
-def _timestamp_types(headers: list[BatchHeader]) -> pa.Int8Array:
-    row_count = sum(header.record_count for header in headers)
-    if row_count <= _SHARED_ROWS and not any(header.timestamp_type for header in headers):
-        return _CREATE_TIME.slice(0, row_count)
-    kinds = _of_each_row(headers, [header.timestamp_type for header in headers])
-    return _of_int8(np.full(row_count, kinds, np.int8))
-
-
-def _of_each_row(headers: list[BatchHeader], values: list[int]) -> Integers | np.int64:
-    """A value of each batch for each of its rows; one number if they are all equal."""
-    if len(values) == 1 or len(set(values)) == 1:
-        return np.int64(values[0])
-    return np.repeat(np.array(values, np.int64), [header.record_count for header in headers])
-
-
-def _assemble(
-    offsets: Integers,
-    timestamps: Integers,
-    types: pa.Int8Array,
-    keys: pa.BinaryArray,
-    values: pa.BinaryArray,
-    headers: pa.ListArray,
-) -> pa.RecordBatch:
-    count = len(offsets)
-    columns = [
-        pa.Array.from_buffers(_INT64, count, [None, pa.py_buffer(offsets)]),
-        pa.Array.from_buffers(TIMESTAMP_TYPE, count, [None, pa.py_buffer(timestamps)]),
-        types,
-        keys,
-        values,
-        headers,
+    columns = None if kernel is None else kernel.read_records(group, headers_max(bytes_max), pa.allocate_buffer)
+    if columns is None:
+        return _decode_slowly(group, bytes_max)
+    count, offsets, timestamps, keys, values, headers = columns
+    arrays = [
+        pa.Array.from_buffers(_INT64, count, [None, offsets]),
+        pa.Array.from_buffers(TIMESTAMP_TYPE, count, [None, timestamps]),
+        _timestamp_types(group, count),
+        _strings(_BINARY, keys, count),
+        _strings(_BINARY, values, count),
+        _no_headers(count) if headers is None else _headers(headers, count),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+    return [pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)]
+
+
+def _strings(kind: pa.DataType, parts: StringParts, count: int) -> pa.Array:
+    return pa.Array.from_buffers(kind, count, list(parts))
+
+
+def _headers(parts: HeaderParts, row_count: int) -> pa.ListArray:
+    ends, keys, values = parts
+    count = len(keys[1]) // 4 - 1
+    names = _strings(_BINARY, keys, count)
+    try:
+        names = names.cast(_STRING)
+    except pa.ArrowInvalid:
+        names = _as_text(names.to_pylist())
+    entries = pa.Array.from_buffers(HEADER_TYPE, count, [None], children=[names, _strings(_BINARY, values, count)])
+    return pa.Array.from_buffers(HEADERS_TYPE, row_count, [None, ends], children=[entries])
+
+
+def _as_text(names: list[bytes]) -> pa.StringArray:
+    """Not every client writes UTF-8 here; like the reference, show what can be shown."""
+    texts = [name.decode("utf-8", errors="replace").encode() for name in names]
+    ends = array("i", accumulate(map(len, texts), initial=0))
+    return pa.Array.from_buffers(_STRING, len(texts), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))])
 
 
 def _no_headers(count: int) -> pa.ListArray:
     return _NO_HEADERS.slice(0, count) if count <= _SHARED_ROWS else _make_no_headers(count)
+
+
+def _timestamp_types(group: list[Body], count: int) -> pa.Int8Array:
+    if count <= _SHARED_ROWS and not any(header.timestamp_type for header, _ in group):
+        return _CREATE_TIME.slice(0, count)
+    types = b"".join(bytes([header.timestamp_type]) * header.record_count for header, _ in group)
+    return pa.Array.from_buffers(_INT8, count, [None, pa.py_buffer(types)])
 
 
 def _decode_slowly(group: list[Body], bytes_max: int) -> list[pa.RecordBatch]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 from random import Random
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from semel.errors import ConfigError
+from semel.records.compiled import kernel, string_column
 from semel.records.schema import as_binary
 
 _SEED = 0x9747B28C
 _MULTIPLIER = 0x5BD1E995
-_FEW_ROWS = 32  # below this many rows a step of NumPy costs more than plain Python
 _LONG_RUN_ROWS = 64  # where so many neighbours share a partition on the average, slices cost less than copies
 _RECORD_OVERHEAD_BYTES = 10  # what a typical record adds to its key, value and headers on the wire
 
@@ -49,64 +48,11 @@ def partitions_for_keys(keys: pa.Array | pa.ChunkedArray, partition_count: int) 
 def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
     """Kafka's 32-bit murmur2 of each key; the hash of a null is meaningless."""
     column = as_binary("key", pa.chunked_array([keys])).chunk(0)
-    wide = pa.types.is_large_binary(column.type)
-    _, offsets_buffer, data_buffer = column.buffers()
-    all_offsets = np.frombuffer(offsets_buffer, np.int64 if wide else np.int32)
-    offsets = all_offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    # Four spare bytes at the end let the last word be read whole, and its excess bytes be masked off.
-    first, last = int(offsets[0]), int(offsets[-1])
-    data = np.zeros(last - first + 4, np.uint8)
-    if last > first:
-        data[:-4] = np.frombuffer(data_buffer, np.uint8)[first:last]
-    starts = offsets[:-1] - first
-    return _murmur2_rows(data, starts, offsets[1:] - offsets[:-1])
-
-
-def _murmur2_rows(
-    data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> npt.NDArray[np.uint32]:
-    words = np.lib.stride_tricks.as_strided(data[:4].view("<u4"), shape=(len(data) - 3,), strides=(1,))
-    multiplier = np.uint32(_MULTIPLIER)
-    # Longest keys first: the rows that still have a word to mix in are then always the first ones.
-    order = None if lengths.min() == lengths.max() else np.argsort(-lengths, kind="stable")
-    if order is not None:
-        starts, lengths = starts[order], lengths[order]
-    hashes = lengths.astype(np.uint32) ^ np.uint32(_SEED)
-    word_counts = lengths >> 2
-    for step in range(int(word_counts[0])):
-        active = len(starts) if order is None else int(np.searchsorted(-word_counts, -step, side="left"))
-        if active < _FEW_ROWS:
-            for row in range(active):
-                hashes[row] = _mix_words(
-                    int(hashes[row]), words, int(starts[row]) + 4 * step, int(word_counts[row]) - step
-                )
-            break
-        word = words[starts[:active] + 4 * step] * multiplier
-        word ^= word >> np.uint32(24)
-        word *= multiplier
-        hashes[:active] *= multiplier
-        hashes[:active] ^= word
-    tail_bits = ((lengths & 3) << 3).astype(np.uint32)
-    tail = words[starts + (lengths & ~3)] & ((np.uint32(1) << tail_bits) - np.uint32(1))
-    hashes = np.where(tail_bits > 0, (hashes ^ tail) * multiplier, hashes)
-    hashes ^= hashes >> np.uint32(13)
-    hashes *= multiplier
-    hashes ^= hashes >> np.uint32(15)
-    if order is None:
-        return hashes
-    result = np.empty_like(hashes)
-    result[order] = hashes
-    return result
-
-
-def _mix_words(mixed: int, words: npt.NDArray[np.uint32], start: int, count: int) -> int:
-    """The rest of one long key's whole words."""
-    for word in cast("list[int]", words[start : start + 4 * count : 4].tolist()):
-        word = word * _MULTIPLIER & 0xFFFFFFFF
-        word ^= word >> 24
-        word = word * _MULTIPLIER & 0xFFFFFFFF
-        mixed = (mixed * _MULTIPLIER & 0xFFFFFFFF) ^ word
-    return mixed
+    if kernel is None:
+        return np.array([_murmur2_of(key or b"") for key in column.to_pylist()], np.uint32)
+    hashes = np.empty(len(column), np.uint32)
+    kernel.murmur2(string_column(column), hashes)
+    return hashes
 
 
 def _murmur2_of(key: bytes) -> int:

@@ -59,10 +59,20 @@ class RecordColumns:
     headers: pa.ChunkedArray | None
     timestamp: pa.ChunkedArray | None
 
-    def slice(self, first: int, count: int) -> RecordColumns:
-        parts = (self.value, self.key, self.headers, self.timestamp)
-        value, key, headers, timestamp = (None if part is None else part.slice(first, count) for part in parts)
-        return RecordColumns(count, value, key, headers, timestamp)
+    def pieces(self) -> list[RecordColumns]:
+        """The same rows in pieces of which each column is one array."""
+        parts = {"value": self.value, "key": self.key, "headers": self.headers, "timestamp": self.timestamp}
+        present = {name: part for name, part in parts.items() if part is not None}
+        if all(part.num_chunks == 1 for part in present.values()):
+            return [self]
+        batches = pa.table(present).to_batches()
+        return [
+            RecordColumns(
+                batch.num_rows,
+                **{name: pa.chunked_array([batch.column(name)]) if name in present else None for name in parts},
+            )
+            for batch in batches
+        ]
 
     def record(self, row: int, default_timestamp_ms: int) -> Record:
         """One row as the reference codec takes it, with the row number for its offset."""
@@ -97,7 +107,7 @@ def normalise_columns(table: pa.Table | pa.RecordBatch) -> RecordColumns:
         row_count=table.num_rows,
         value=as_binary("value", table.column("value")),
         key=None if key is None else as_binary("key", key),
-        headers=None if headers is None else _as_headers(headers),
+        headers=None if headers is None else _check_names(_as_headers(headers)),
         timestamp=None if timestamp is None else _as_milliseconds(timestamp),
     )
 
@@ -138,6 +148,22 @@ def _as_headers(column: pa.ChunkedArray) -> pa.ChunkedArray:
         raise ConfigError(
             f"The column `headers` has the type {kind}; it must be list<struct<key: string, value: binary>> ({error})."
         ) from error
+
+
+def _check_names(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    row = 0
+    for chunk in column.chunks:
+        entries = chunk.values
+        if entries.null_count or entries.field("key").null_count:  # perhaps in no row's list
+            for headers in chunk.to_pylist():
+                if any(header is None or header["key"] is None for header in headers or ()):
+                    raise ConfigError(
+                        f"Row {row} has a header without a key, which Kafka does not allow. Nothing was encoded."
+                    )
+                row += 1
+        else:
+            row += len(chunk)
+    return column
 
 
 def _map_as_list(chunk: pa.MapArray) -> pa.ListArray:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from semel.client.config import ProducerConfig
 from semel.errors import ConfigError, RecordTooLarge, UnknownTopic
-from semel.records.few import encode_few
+from semel.records.arrow_encode import encode_records
 from semel.records.reference import Record
 from semel.session.transaction import Row
 
@@ -106,7 +106,7 @@ class OutputCheck(NamedTuple):
 
     def _try_to_encode(self, key: Any, value: Any, headers: Any) -> None:
         """Only an encoded batch tells whether it fits: it may be compressed."""
-        encode_few(
+        encode_records(
             [Record(0, 0, key, value, tuple(headers))],
             batch_bytes_max=self.config.request_bytes_max,
             compression=self.config.compression_type,
