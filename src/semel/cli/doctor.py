@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from semel.advise.client_settings import read_settings_file
 from semel.advise.examine import examine_cluster, examine_files
 from semel.advise.pipeline_check import PipelineFacts, check_pipeline
 from semel.advise.rules import RULES, SEVERITIES, Finding, in_order
+from semel.cli.connecting import Bootstrap, ConfigFile, ProfileName, Setting, settings_if_named
 from semel.client.cluster import Cluster
 from semel.client.settings import parse_config
 from semel.errors import ConfigError, SemelError
@@ -30,12 +30,6 @@ def doctor(
         list[Path] | None,
         typer.Argument(help="Python programs, and files of settings (properties, spark-defaults.conf, JSON)."),
     ] = None,
-    bootstrap: Annotated[
-        str | None, typer.Option(help="HOST:PORT of a cluster to look at.", envvar="SEMEL_BOOTSTRAP")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="A file of settings to connect with, such as security.protocol.")
-    ] = None,
     topic: Annotated[list[str] | None, typer.Option(help="Look only at this topic; may be repeated.")] = None,
     pipeline: Annotated[
         str | None, typer.Option(metavar="NAME", help="Look at this running pipeline and its topics.")
@@ -49,13 +43,17 @@ def doctor(
     ] = False,
     rules: Annotated[bool, typer.Option("--rules", help="List the rules and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
+    bootstrap: Bootstrap = None,
+    profile: ProfileName = None,
+    config: ConfigFile = None,
+    setting: Setting = None,
 ) -> None:
     """Look for mistakes that lose or repeat records, in programs, settings, and a running cluster.
 
     \b
     semel doctor pipeline.py producer.properties
     semel doctor --bootstrap localhost:9092 --longest-pause 10d
-    semel doctor --bootstrap localhost:9092 job.py --fix
+    semel doctor --profile prod job.py --fix
     semel doctor --bootstrap localhost:9092 --pipeline orders-enriched
     semel doctor --json pipeline.py | jq '.findings[].rule'
 
@@ -69,7 +67,7 @@ def doctor(
         _print_rules(as_json, console)
         return
     try:
-        settings = _settings(bootstrap, config)
+        settings = _cluster(bootstrap, profile, config, setting)
         found = None if pipeline is None else _find(settings, pipeline)
         topics = topic if found is None else [*(topic or []), *found.topics]
         findings, not_seen = _look(files or [], settings, topics, longest_pause, watch)
@@ -126,14 +124,16 @@ def _find(settings: dict[str, object], name: str) -> PipelineFacts:
     return facts
 
 
-def _settings(bootstrap: str | None, config: Path | None) -> dict[str, object]:
-    given: dict[str, Any] = {}
-    if config is not None:
-        for one in read_settings_file(config):
-            given.update(one.values)
-    if bootstrap is not None:
-        given["bootstrap.servers"] = bootstrap
-    return given
+def _cluster(
+    bootstrap: str | None, profile: str | None, config: str | None, setting: list[str] | None
+) -> dict[str, object]:
+    """How to reach the cluster that flags or the environment name; empty if files alone are looked at."""
+    named = settings_if_named(bootstrap, profile, config, setting)
+    if named is None and any(flag is not None for flag in (profile, config, setting)):
+        raise ConfigError(
+            "These flags name no cluster: add --bootstrap HOST:PORT, or bootstrap.servers to the file or profile."
+        )
+    return named or {}
 
 
 def _seconds(name: str, text: str) -> float:
