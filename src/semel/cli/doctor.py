@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from semel.advise.examine import examine_cluster, examine_files
 from semel.advise.pipeline_check import PipelineFacts, check_pipeline
 from semel.advise.rules import RULES, SEVERITIES, Finding, in_order
 from semel.cli.connecting import Bootstrap, ConfigFile, ProfileName, Setting, settings_if_named
+from semel.cli.output import Console, print_failure
 from semel.client.cluster import Cluster
 from semel.client.settings import parse_config
 from semel.errors import ConfigError, SemelError
@@ -75,7 +75,7 @@ def doctor(
             findings = in_order([*findings, *check_pipeline(found)])
             not_seen = [*not_seen, *found.not_seen]
     except SemelError as error:
-        console.print(f"[red]Could not look:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        print_failure("Could not look", error)
         raise typer.Exit(2) from error
     if as_json:
         counts = {severity: sum(one.rule.severity == severity for one in findings) for severity in SEVERITIES}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from semel.cli.output import Console
 from semel.verify.side_effects import RESULT_NAME, EffectsComparison, compare_effects
 
 
