@@ -28,7 +28,7 @@ _UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 def doctor(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Python programs, and files of settings (properties, spark-defaults.conf, JSON)."),
+        typer.Argument(help="Python programs, and files of settings (properties, spark-defaults.conf, JSON, YAML)."),
     ] = None,
     topic: Annotated[list[str] | None, typer.Option(help="Look only at this topic; may be repeated.")] = None,
     pipeline: Annotated[
