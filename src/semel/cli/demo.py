@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.live import Live
 from rich.table import Table
 
 from semel.cli.needs import POSTGRES, SPARK, ensure, missing
 from semel.cli.output import Console, ensure_writable, print_failure
+from semel.cli.progress import progress_view
 from semel.errors import SemelError
 
 if TYPE_CHECKING:
@@ -63,12 +63,14 @@ def demo(
     settings = DemoSettings(folder, seconds, seed, database.value)
     console.print(settings.command, style="bold", markup=False, highlight=False, soft_wrap=True)
     try:
-        with Live(console=console, refresh_per_second=4, transient=True) as live:
+        with progress_view() as shown:
             result = DemoRun(
                 settings,
-                lambda progress: live.update(_view(progress)),
-                lambda used: console.print(
-                    about_database(used), markup=False, highlight=False, style="dim", soft_wrap=True
+                lambda progress: shown.update(_view(progress)),
+                lambda used: shown.aside(
+                    lambda: console.print(
+                        about_database(used), markup=False, highlight=False, style="dim", soft_wrap=True
+                    )
                 ),
             ).run()
         report.write_text(render(result), encoding="utf-8")

@@ -15,6 +15,7 @@ from semel.advise.pipeline_check import PipelineFacts, check_pipeline
 from semel.advise.rules import RULES, SEVERITIES, Finding, in_order
 from semel.cli.connecting import Bootstrap, ConfigFile, ProfileName, Setting, settings_if_named
 from semel.cli.output import Console, print_failure
+from semel.cli.progress import working
 from semel.client.cluster import Cluster
 from semel.client.settings import parse_config
 from semel.errors import ConfigError, SemelError
@@ -68,9 +69,10 @@ def doctor(
         return
     try:
         settings = _cluster(bootstrap, profile, config, setting)
-        found = None if pipeline is None else _find(settings, pipeline)
-        topics = topic if found is None else [*(topic or []), *found.topics]
-        findings, not_seen = _look(files or [], settings, topics, longest_pause, watch)
+        with working("looking"):
+            found = None if pipeline is None else _find(settings, pipeline)
+            topics = topic if found is None else [*(topic or []), *found.topics]
+            findings, not_seen = _look(files or [], settings, topics, longest_pause, watch)
         if found is not None:
             findings = in_order([*findings, *check_pipeline(found)])
             not_seen = [*not_seen, *found.not_seen]

@@ -18,6 +18,7 @@ import typer
 from rich.cells import cell_len
 from rich.markup import escape
 
+from semel.cli.progress import working
 from semel.errors import ConfigError, SemelError
 from semel.inspect.shown import show_text
 
@@ -141,7 +142,9 @@ class Shown:
 def show(make: Callable[[], Shown], *, as_json: bool = False, watch: float | None = None) -> None:
     """Print a report once, or again and again on a terminal."""
     if watch is None:
-        _print(make(), as_json)
+        with working("asking the cluster"):
+            shown = make()
+        _print(shown, as_json)
         return
     if as_json or not sys.stdout.isatty():
         raise ConfigError("--watch is for a terminal: leave it out here, or repeat the command. Nothing was asked.")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.live import Live
 from rich.table import Table
 
 from semel.cli.output import Console, print_failure
+from semel.cli.progress import progress_view
 from semel.errors import ConfigError, SemelError
 from semel.verify.course import Finished, Progress, Watch, ensure_verdict
 from semel.verify.faults.kinds import ABOUT
@@ -175,8 +175,8 @@ def status_of(verdict: Verdict) -> int:
 
 def _carry_out(start: Callable[[Watch], Finished], title: str, again: str, time_s: float, console: Console) -> Finished:
     console.print(again, style="bold", markup=False, highlight=False, soft_wrap=True)
-    with Live(console=console, refresh_per_second=4, transient=True) as live:
-        return start(lambda progress: live.update(_view(progress, title, time_s)))
+    with progress_view() as shown:
+        return start(lambda progress: shown.update(_view(progress, title, time_s)))
 
 
 def parse_time(text: str) -> float:
