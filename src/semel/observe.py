@@ -135,6 +135,10 @@ class Work:
         """A commit was sent and what became of it cannot be found out."""
         self._count("unknown", reason)
 
+    def pending(self, reason: BaseException | str) -> None:
+        """It is decided, and somebody must still carry it out."""
+        self._count("pending", reason)
+
     def skipped(self) -> None:
         """It had been committed before."""
         self._count("skipped", None)

@@ -134,6 +134,13 @@ def test_a_sound_broker_has_nothing(bootstrap: str, topic: str) -> None:
     assert rules_of(bootstrap, topic) == []
 
 
+def test_a_broker_of_the_old_protocol_is_seen() -> None:
+    """transaction.version is not finalized at 2."""
+    with semel.Broker(config={"transaction.version": "1"}, fsync="never") as old:
+        findings, _ = examine_cluster({"bootstrap.servers": old.bootstrap}, watch_s=0.0)
+    assert [one.rule.id for one in findings] == ["transaction-protocol-1"]
+
+
 def test_offsets_that_expire_are_seen_on_the_broker(bootstrap: str, topic: str) -> None:
     """From its own setting."""
     assert rules_of(bootstrap, topic, longest_pause_s=7_200) == ["offsets-expire"]

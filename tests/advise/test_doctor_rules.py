@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from textwrap import dedent
 
@@ -355,12 +356,23 @@ def test_two_files_with_one_transactional_id_are_two_instances_that_share_it(tmp
         ),
         ("spark.json", '{"kafka.bootstrap.servers": "b:1", "failOnDataLoss": false}', ["data-loss-accepted"]),
         ("server.properties", "producer.id.expiration.ms=86400000\nmin.insync.replicas=2\nlisteners=a\n", []),
+        ("application.yml", "spring: {kafka: {producer: {transaction-id-prefix: tx-}, consumer: {group-id: g}}}", []),
+        (
+            "application.yml",
+            "spring.kafka:\n  bootstrap-servers: [a:9092, b:9092]\n  producer:\n    transaction-id-prefix: tx-\n"
+            '    properties:\n      "[acks]": 1\n  consumer: {enable-auto-commit: yes, isolation-level: null}\n'
+            "---\nspring.config.activate.on-profile: test\n",
+            ["auto-commit-with-transactions", "acks-not-all"],
+        ),
+        ("client.yaml", "base: &base {retries: 0}\nproducer:\n  <<: *base\n  acks: all\n", ["retries-off"]),
+        ("connector.yaml", "name: a\nconfig:\n  producer.override.acks: 1\n", ["acks-not-all"]),
+        ("deployment.yaml", "apiVersion: apps/v1\nkind: Deployment\nspec: {config: {revisions: 3}, retries: 0}\n", []),
     ],
 )
 def test_files_of_settings_are_read_as_their_programs_read_them(
     name: str, text: str, rules: list[str], tmp_path: Path
 ) -> None:
-    """Java's properties, Spring's and Connect's prefixes, Spark's defaults, JSON."""
+    """Java's properties, Spring's and Connect's prefixes, Spark's defaults, JSON, YAML."""
     (tmp_path / name).write_text(text)
     assert [one.rule.id for one in examine_files([tmp_path / name])] == rules
 
@@ -373,9 +385,58 @@ def test_a_finding_names_its_line(tmp_path: Path) -> None:
     assert places == ["app.properties:3", "app.py:5"]
 
 
+def test_resources_of_kubernetes_are_read_for_what_they_hand_to_kafka(tmp_path: Path) -> None:
+    """Strimzi's `config`, with the cluster that it is for, and the files in a ConfigMap; each place is named."""
+    file = tmp_path / "connect.yaml"
+    file.write_text(
+        dedent(
+            """\
+            apiVersion: kafka.strimzi.io/v1beta2
+            kind: KafkaConnect
+            spec:
+              replicas: 3
+              bootstrapServers: a:9092,b:9092
+              config:
+                group.id: connect
+                offset.storage.replication.factor: 1
+                status.storage.replication.factor: -1
+            ---
+            apiVersion: v1
+            kind: ConfigMap
+            data:
+              producer.properties: |
+                acks=0
+              application.yml: |
+                spring:
+                  kafka: {producer: {retries: 0}}
+              notes.txt: acks=1
+            """
+        )
+    )
+    told = [(one.rule.id, one.where.removeprefix(f"{file} ")) for one in examine_files([file])]
+    assert told == [
+        ("internal-topic-not-replicated", "(KafkaConnect spec.config):8"),
+        ("acks-not-all", "(producer.properties):1"),
+        ("retries-off", "(application.yml):2"),
+    ]
+
+
+def test_yaml_without_its_reader_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    (tmp_path / "app.yml").write_text("acks: 1\n")
+    with pytest.raises(ConfigError, match=r"Install it: pip install 'semel\[yaml\]'"):
+        examine_files([tmp_path / "app.yml"])
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
+        ("app.yml", "a: [1", "is not YAML"),
+        ("app.yml", "{{ a helm template }}: 1\n---\n{{", "is not YAML"),
+        ("app.yml", "", "has no settings"),
+        ("app.yml", "- acks: 1", "has no settings"),
+        ("app.yml", "a: &a {b: &b {c: *a}}", "has no settings"),
         ("app.py", "def f(:", "is not Python"),
         ("app.json", "{", "is not JSON"),
         ("app.json", "[1]", "must be a JSON object"),

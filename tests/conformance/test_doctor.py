@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import confluent_kafka
 import pytest
 from targets import KafkaUnderTest, NewTopic, Target
 
 import semel
+from semel.advise import cluster_check
 from semel.advise.cluster_check import check_cluster
 from semel.advise.cluster_facts import collect_facts
-from semel.advise.examine import examine_cluster
+from semel.advise.examine import examine_cluster, examine_files
+from semel.advise.pipeline_check import check_pipeline
 from semel.client.cluster import Cluster
 from semel.client.settings import parse_config
 from semel.inspect.pipelines import find_pipeline
@@ -83,6 +86,72 @@ def test_instances_that_fence_each_other_are_seen(kafka: KafkaUnderTest, new_top
     start_another(0)
     facts = collect_facts({"bootstrap.servers": kafka.bootstrap}, topics=[topic], wait=start_another)
     assert [one.rule.id for one in check_cluster(facts) if topic in one.where] == ["transactional-id-fought-over"]
+    assert rules_of(kafka.bootstrap, topic) == [], "nobody starts another between these looks"
+
+
+@pytest.mark.needs("has_transaction_admin")
+def test_an_id_whose_epochs_come_to_their_end_is_seen(
+    kafka: KafkaUnderTest, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an end of 3 in place of 32,000, which would take a minute to get to."""
+    monkeypatch.setattr(cluster_check, "_EPOCH_NEAR_END", 3)
+    names = new_topic(), new_topic()
+    for name, starts in zip(names, (4, 1), strict=True):
+        for _ in range(starts):
+            semel.Producer(bootstrap_servers=kafka.bootstrap, transactional_id=name).close()
+    facts = collect_facts({"bootstrap.servers": kafka.bootstrap}, topics=[], watch_s=0.0)
+    found = [one.where for one in check_cluster(facts) if one.rule.id == "producer-epoch-near-its-end"]
+    assert [any(name in where for where in found) for name in names] == [True, False]
+
+
+@pytest.mark.needs("has_transaction_admin")
+def test_a_partition_with_many_producers_is_seen(
+    kafka: KafkaUnderTest, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many are 3 here: each that wrote counts once."""
+    monkeypatch.setattr(cluster_check, "_PRODUCERS_MANY", 3)
+    many, few = new_topic(), new_topic()
+    for topic, producers in ((many, 3), (few, 2)):
+        for _ in range(producers):
+            with semel.Producer(bootstrap_servers=kafka.bootstrap) as producer:
+                producer.send(topic, b"row")
+    assert (rules_of(kafka.bootstrap, many), rules_of(kafka.bootstrap, few)) == (["many-producers"], [])
+
+
+def test_offsets_that_expire_within_a_pause_are_seen(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
+    """Brokers keep them for seven days, if nothing else was set."""
+    topics, day_s = [new_topic()], 86_400
+    for days, is_seen in ((8, True), (6, False)):
+        findings, _ = examine_cluster(
+            {"bootstrap.servers": kafka.bootstrap}, topics=topics, longest_pause_s=days * day_s, watch_s=0.0
+        )
+        assert ("offsets-expire" in [one.rule.id for one in findings]) == is_seen
+
+
+def test_a_timeout_that_the_brokers_refuse_is_seen(kafka: KafkaUnderTest, new_topic: NewTopic, tmp_path: Path) -> None:
+    """In a file, by the maximum that this cluster says."""
+    facts = collect_facts({"bootstrap.servers": kafka.bootstrap}, topics=[new_topic()], watch_s=0.0)
+    file = tmp_path / "app.properties"
+    for timeout_ms, rules in ((900_001, ["transaction-timeout-above-broker-maximum"]), (900_000, [])):
+        file.write_text(f"transactional.id=a\ntransaction.timeout.ms={timeout_ms}\n")
+        found = examine_files([file], transaction_timeout_ms_max=facts.transaction_timeout_ms_max)
+        assert [one.rule.id for one in found] == rules
+
+
+@pytest.mark.needs("has_transaction_admin")
+def test_a_timeout_that_transactions_come_near_is_seen(kafka: KafkaUnderTest, new_topic: NewTopic) -> None:
+    """By how long the last ones were open, as their coordinator has written down."""
+    topic, near, far = new_topic(), f"near-{new_topic()}", f"far-{new_topic()}"
+    bootstrap = {"bootstrap.servers": kafka.bootstrap}
+    for name, timeout_ms in ((near, 1_500), (far, 60_000)):
+        own = {**bootstrap, "transactional.id": name, "transaction.timeout.ms": timeout_ms}
+        with semel.Producer(own) as producer, producer.transaction():
+            producer.send(topic, b"row")
+            producer.flush()
+            time.sleep(1.1)  # how long it is open is what is measured
+    with Cluster(parse_config(bootstrap).client) as cluster:
+        found = [[one.rule.id for one in check_pipeline(find_pipeline(cluster, name))] for name in (near, far)]
+    assert found == [["transaction-timeout-too-short"], []]
 
 
 def test_replication_is_judged_in_a_cluster_of_three(kafka_cluster: ApacheKafka, new_topic: NewTopic) -> None:
@@ -98,6 +167,20 @@ def test_replication_is_judged_in_a_cluster_of_three(kafka_cluster: ApacheKafka,
     ]:
         config = {"min.insync.replicas": insync, "unclean.leader.election.enable": unclean}
         assert rules_of(bootstrap, new_topic(replication=replication, config=config)) == [rule]
+
+
+def test_a_ledger_without_a_replica_is_seen(kafka_cluster: ApacheKafka) -> None:
+    """Without it exactly-once is lost with one machine. Made again with three, there is nothing to say."""
+    bootstrap, ledger = kafka_cluster.bootstrap, "semel-ledger"
+    for replication, rules in ((1, ["internal-topic-not-replicated"]), (3, [])):
+        with semel.Admin({"bootstrap.servers": bootstrap}) as admin:
+            admin.create_topics(
+                ledger, replication=replication, config={"min.insync.replicas": str(min(2, replication))}
+            )
+            try:
+                assert rules_of(bootstrap, ledger) == rules
+            finally:
+                admin.delete_topics(ledger)
 
 
 def test_a_running_pipeline_is_found_by_its_name(kafka: KafkaUnderTest, target: Target, new_topic: NewTopic) -> None:

@@ -123,7 +123,7 @@ def test_the_page_of_the_docs_describes_every_metric_and_alert() -> None:
     described = set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
     assert {rule["alert"] for rule in RULES} <= described
     for name in re.findall(r"^# TYPE (semel_\w+) ", semel.metrics.text(), re.MULTILINE):
-        assert {name, re.sub("^semel_(session|relay)_", "semel_sink_", name)} & described, name
+        assert {name, re.sub("^semel_(session|relay|mirror|both)_", "semel_sink_", name)} & described, name
 
 
 def test_the_list_names_what_the_page_has() -> None:

@@ -10,6 +10,7 @@ import sqlite3
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from opentelemetry.trace import StatusCode
 from watched import Spans, context_of, samples, traced
 
 import semel
+from semel.bridges.both.kafka_side import ProducerSide
 from semel.session.trace_headers import carried_contexts, with_context
 
 FAST = {"group.initial.rebalance.delay.ms": "0"}
@@ -210,3 +212,81 @@ def test_a_relay_that_cannot_go_on_is_a_failure(bootstrap: str, name: str, tmp_p
     with pytest.raises(semel.SemelError) as raised:
         semel.relay(str(tmp_path / "empty.db"), name=name, bootstrap=bootstrap, idle_ms=0)
     assert samples("relay", name)[f"failures_total:{type(raised.value).__name__}"] == 1
+
+
+def run_block(connection: sqlite3.Connection, producer: semel.Producer, topic: str, *, fails: bool = False) -> None:
+    """A row and two records."""
+    with semel.both(connection, producer, create_tables=True) as block:
+        connection.execute("CREATE TABLE IF NOT EXISTS orders (id INTEGER)")
+        block.send(topic, b"1")
+        block.send(topic, b"2")
+        if fails:
+            raise ZeroDivisionError
+
+
+def test_blocks_of_both_are_counted_by_their_outcome(bootstrap: str, name: str, tmp_path: Path) -> None:
+    """One commits two records, one is undone by the user's error, one has records that Kafka refuses."""
+    connection = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
+    with traced() as spans, semel.Producer(bootstrap_servers=bootstrap, transactional_id=name) as producer:
+        run_block(connection, producer, f"{name}-out")
+        with pytest.raises(ZeroDivisionError):
+            run_block(connection, producer, f"{name}-out", fails=True)
+        with pytest.raises(semel.SemelError) as refused:
+            run_block(connection, producer, "no topic has such a name")
+        outcomes = [span.attributes and span.attributes["semel.outcome"] for span in spans.named(f"both {name}")]
+    connection.close()
+    seen = samples("both", name)
+    assert (seen["records_total"], seen["transactions_total:committed"]) == (2, 1)
+    assert seen["transactions_total:aborted"] == 2
+    assert seen[f"failures_total:{type(refused.value).__name__}"] == 1
+    assert outcomes == ["committed", "aborted", "aborted"]
+
+
+def test_a_block_that_kafka_must_still_follow_is_pending(
+    bootstrap: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database has committed it, and Kafka cannot be told: neither committed nor aborted is true."""
+    connection = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
+    gone = semel.BrokerUnreachable("the network is gone")
+    with semel.Producer(bootstrap_servers=bootstrap, transactional_id=name) as producer:
+        for step in ("commit", "send_end"):
+            monkeypatch.setattr(ProducerSide, step, Mock(side_effect=gone))
+        with pytest.raises(semel.CommitPending):
+            run_block(connection, producer, f"{name}-out")
+        producer.abort()
+    connection.close()
+    seen = {key: value for key, value in samples("both", name).items() if key.startswith("transactions")}
+    assert seen == {"transactions_total:pending": 1}
+
+
+def test_a_mirrors_cuts_are_counted_with_what_holds_it(bootstrap: str, name: str) -> None:
+    """Three records are mirrored; an open transaction of the source is waited for, and counts as lag."""
+    with semel.Broker() as there, semel.Producer(bootstrap_servers=bootstrap, transactional_id=f"{name}-w") as writer:
+
+        def mirror() -> None:
+            semel.mirror(name=name, source=bootstrap, target=there.bootstrap, topics=f"{name}-in", idle_ms=300)
+
+        mirror()
+        seen = samples("mirror", name)
+        assert (seen["records_total"], seen["lag_offsets"], seen["waiting_seconds"]) == (3, 0, 0)
+        assert seen["transactions_total:committed"] >= 1
+        assert "failures_total" not in str(seen)
+        writer.begin()
+        writer.send(f"{name}-in", b"open")
+        writer.flush()
+
+        mirror()
+
+        seen = samples("mirror", name)
+        assert (seen["records_total"], seen["lag_offsets"]) == (3, 1)
+        assert seen["waiting_seconds"] > 0
+        writer.abort()
+
+
+def test_a_mirror_that_cannot_go_on_is_a_failure(bootstrap: str, name: str) -> None:
+    """After its tries, which are counted too."""
+    with pytest.raises(semel.SemelError) as raised:
+        semel.mirror(name=name, source=bootstrap, target="127.0.0.1:1", topics=f"{name}-in", retry_s=0.2)
+    seen = samples("mirror", name)
+    assert seen["retries_total"] >= 1
+    assert seen[f"failures_total:{type(raised.value).__name__}"] == 1

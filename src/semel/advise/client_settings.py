@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from semel.advise.settings_yaml import read_yaml
 from semel.errors import ConfigError
 
+_YAML: Final = (".yml", ".yaml")
 _SAME: Final[Mapping[str, str]] = {
     "request.required.acks": "acks",
     "message.send.max.retries": "retries",
@@ -93,19 +95,40 @@ def settings_of(given: Mapping[str, object], where: str, lines: Mapping[str, int
 
 
 def read_settings_file(path: Path) -> list[ClientSettings]:
-    """The clients that a file of settings describes: properties (also spark-defaults.conf) or JSON."""
+    """The clients that a file of settings describes: properties (also spark-defaults.conf), JSON or YAML."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}. Name a file of settings.") from error
     if path.suffix == ".json":
         return list(_read_json(path, text))
+    if path.suffix in _YAML:
+        return _read_yaml(path, text)
+    return [_read_properties(path, text)]
+
+
+def _read_properties(path: Path, text: str) -> ClientSettings:
     given = list(_properties(text))
     if not given:
         raise ConfigError(f"{path} has no settings: expected lines such as bootstrap.servers=localhost:9092.")
-    return [
-        settings_of({name: value for name, value, _ in given}, str(path), {name: line for name, _, line in given}),
+    return settings_of({name: value for name, value, _ in given}, str(path), {name: line for name, _, line in given})
+
+
+def _read_yaml(path: Path, text: str) -> list[ClientSettings]:
+    """Files that are written out in it, as in a ConfigMap, are read as themselves."""
+    read = read_yaml(path, text)
+    found = [
+        settings_of(one.values, f"{path} ({one.about})" if one.about else str(path), one.lines) for one in read.clients
     ]
+    for name, inner in read.texts.items():
+        place = Path(f"{path} ({name})")
+        if name.endswith(_YAML):
+            found += _read_yaml(place, inner)
+        elif name.endswith((".properties", ".conf")):
+            found.append(_read_properties(place, inner))
+    if not found:
+        raise ConfigError(f"{path} has no settings: expected a mapping such as a Spring Boot application.yml has.")
+    return found
 
 
 def _read_json(path: Path, text: str) -> Iterator[ClientSettings]:

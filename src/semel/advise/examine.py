@@ -25,7 +25,7 @@ def examine_settings(settings: Mapping[str, object], *, where: str = "settings")
 
 
 def examine_files(paths: Iterable[str | Path], *, transaction_timeout_ms_max: int | None = None) -> list[Finding]:
-    """Check Python programs and files of settings (properties or JSON).
+    """Check Python programs and files of settings (properties, JSON or YAML).
 
     Settings of one cluster are taken for clients that run at the same time, so they must not share an id.
     """

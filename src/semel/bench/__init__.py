@@ -6,6 +6,7 @@ because they import the clients that they compare with.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from inspect import signature
 
@@ -25,8 +26,13 @@ SECTIONS = {
 }
 
 
-def run_sections(name: str | None = None, **sizes: object) -> list[Section]:
-    """Run one section, or all of them. `sizes` are handed on where they are not None; a section knows its own."""
+def run_sections(
+    name: str | None = None, *, on_section: Callable[[str], None] | None = None, **sizes: object
+) -> list[Section]:
+    """Run one section, or all of them. `sizes` are handed on where they are not None; a section knows its own.
+
+    `on_section` is told of each before it begins.
+    """
     if name is not None and name not in SECTIONS:
         raise ConfigError(f"There is no bench section {name!r}; there are {', '.join(SECTIONS)}.")
     given = {size: value for size, value in sizes.items() if value is not None}
@@ -37,4 +43,9 @@ def run_sections(name: str | None = None, **sizes: object) -> list[Section]:
             raise ConfigError(
                 f"The bench section {section!r} has no --{unknown[0]}; run the one that you mean by name."
             )
-    return [function(**given) for _, function in functions]
+    measured: list[Section] = []
+    for section, function in functions:
+        if on_section is not None:
+            on_section(section)
+        measured.append(function(**given))
+    return measured

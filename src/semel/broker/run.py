@@ -37,6 +37,9 @@ def run(
         watch = LoopWatch(is_measuring=metrics_port is not None)
         with asyncio.Runner(loop_factory=watch.new_loop) as runner:
             return runner.run(_serve(options, metrics_port, ui_port, watch))
+    except BrokenPipeError:  # the program that was to read the ready line has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (SemelError, OSError) as error:
         print(f"semel broker cannot start: {error}", file=sys.stderr)
         return 1

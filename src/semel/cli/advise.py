@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from semel.advise.measured import load_figures
 from semel.advise.program import Names
 from semel.advise.questions import QUESTIONS, Answers, Question, defaults, read_answer
 from semel.advise.recommend import Advice, recommend
+from semel.cli.output import Console, print_failure
 from semel.errors import ConfigError
 
 _NAMES: Final = Names()
@@ -88,7 +88,7 @@ def advise(
         advice = recommend(Answers(**given), names=names, figures=load_figures())
         written = [] if folder is None else _write(advice, folder)
     except ConfigError as error:
-        Console(stderr=True).print(f"[red]No advice:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        print_failure("No advice", error)
         raise typer.Exit(2) from error
     if as_json:
         typer.echo(json.dumps(advice.as_dict(), indent=2))

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 
 from semel.advise.measured import save_figures
 from semel.bench import SECTIONS, run_sections
 from semel.bench.report import print_sections, sections_as_json, sections_as_page
 from semel.cli.needs import AIOKAFKA, CONFLUENT, POSTGRES, SPARK, Need, ensure, java
+from semel.cli.output import Console, ensure_writable
+from semel.cli.progress import tell, working
 from semel.errors import ConfigError
 
 NEEDS: Final[dict[str, tuple[Need, ...]]] = {
@@ -45,10 +46,18 @@ def bench(
     semel bench spark --quick
     semel bench records --json | jq
     """
+    ensure_writable(plot)
     wanted = NEEDS if section is None else {section: NEEDS.get(section, ())}
     ensure(tuple(dict.fromkeys(need for needs in wanted.values() for need in needs)))
     try:
-        sections = run_sections(section, quick=quick or None, records=records, rounds=rounds)
+        with working("starting"):
+            sections = run_sections(
+                section,
+                on_section=lambda name: tell(f"measuring {name}"),
+                quick=quick or None,
+                records=records,
+                rounds=rounds,
+            )
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
     for part in sections:

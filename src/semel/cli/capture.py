@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Annotated
 
 import typer
@@ -10,7 +11,9 @@ from semel.bridges.capture.capture import capture as run_capture
 from semel.bridges.capture.options import HEARTBEAT_S
 from semel.bridges.postgres_url import hide_password
 from semel.bridges.relay.options import DEFAULT_PROGRESS_TOPIC, POLL_MS, RETRY_S, ROWS_MAX
-from semel.cli.relay import kafka_settings, summary
+from semel.bridges.relay.runs import RelayReport
+from semel.cli.connecting import Bootstrap, ConfigFile, ProfileName, Setting, bridge_settings
+from semel.cli.relay import summary
 from semel.cli.until_stopped import until_stopped
 from semel.client.dead_letters import DEAD_LETTER_MAX
 
@@ -25,7 +28,6 @@ def capture(
         ),
     ],
     name: Annotated[str, typer.Option(help="The capture's own name: a second one of the same name takes over.")],
-    bootstrap: Annotated[str, typer.Option(help="Kafka's HOST:PORT.", envvar="SEMEL_BOOTSTRAP")],
     table: Annotated[list[str] | None, typer.Option(help="A table to capture. May be repeated.")] = None,
     outbox: Annotated[str | None, typer.Option(help="Instead: an outbox table, whose new rows are records.")] = None,
     topic: Annotated[
@@ -49,9 +51,10 @@ def capture(
     poll_ms: Annotated[float, typer.Option(help="How often to look whether to end.")] = POLL_MS,
     retry_s: Annotated[float, typer.Option(help="How long a lost database or broker is tried again.")] = RETRY_S,
     idle_ms: Annotated[float | None, typer.Option(help="End when nothing has come for so long.")] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option(help="A setting of Kafka's clients, as NAME=VALUE. May be repeated.")
-    ] = None,
+    bootstrap: Bootstrap = None,
+    profile: ProfileName = None,
+    config: ConfigFile = None,
+    setting: Setting = None,
 ) -> None:
     """Write the changes of Postgres tables into Kafka, each exactly once.
 
@@ -60,11 +63,14 @@ def capture(
     semel capture postgresql://shop@localhost/shop --name shop --outbox outbox --bootstrap localhost:9092
 
     Prints one line when it is ready. Ctrl-C and SIGTERM end it after the
-    present transaction. Exits with status 1 and one sentence if it cannot go on.
+    present transaction. Exits with status 1 and one sentence if it cannot go on,
+    with 2 for wrong use.
     """
     what = outbox or ", ".join(table or [])
-    report = until_stopped(
-        lambda stop: run_capture(
+
+    def run(stop: threading.Event) -> RelayReport:
+        settings = bridge_settings(bootstrap, profile, config, setting)
+        return run_capture(
             database,
             name=name,
             tables=table,
@@ -87,8 +93,10 @@ def capture(
             retry_s=retry_s,
             idle_ms=idle_ms,
             stop=stop,
-            on_ready=lambda: typer.echo(f"semel capture ready: {what} of {hide_password(database)} to {bootstrap}"),
-            settings=kafka_settings(setting, bootstrap),
+            on_ready=lambda: typer.echo(
+                f"semel capture ready: {what} of {hide_password(database)} to {settings['bootstrap.servers']}"
+            ),
+            settings=settings,
         )
-    )
-    typer.echo(summary(report))
+
+    typer.echo(summary(until_stopped(run)))

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -57,7 +58,8 @@ Setting = Annotated[
     ),
 ]
 
-_ENVIRONMENT: Final = "SEMEL_KAFKA_"
+_DECIDED_BY_BRIDGES: Final = ("transactional.id", "enable.idempotence", "acks", "isolation.level")
+"""Relay, capture and mirror choose these themselves. A file that others use too may have them; a flag may not."""
 _FIRST_NAMES: Final = {name: setting.names[0] for setting in SETTINGS for name in setting.names}
 _OWNERS: Final = {name: setting.owner for setting in SETTINGS for name in setting.names}
 
@@ -90,27 +92,123 @@ def client_settings(
     more: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
     """The same as a mapping."""
-    environment = os.environ
-    layers: list[Mapping[str, str]] = [
-        _profile(environment.get("SEMEL_PROFILE")),
-        _properties(environment.get("SEMEL_CONFIG")),
-        _from_environment(environment),
-        _profile(profile),
-        _properties(config),
-        dict(map(parse_setting, setting or [])),
-        {} if bootstrap is None else {"bootstrap.servers": bootstrap},
-    ]
-    merged: dict[str, object] = {"default.api.timeout.ms": API_TIMEOUT_MS}
-    for layer in layers:
-        merged |= {_FIRST_NAMES.get(name, name): value for name, value in layer.items()}
-    kept = ("client", "security", "producer") if is_producer else ("client", "security")
-    chosen = {name: value for name, value in merged.items() if _OWNERS.get(name, "client") in kept}
-    if "bootstrap.servers" not in chosen:
+    chosen = settings_if_named(bootstrap, profile, config, setting, is_producer=is_producer)
+    if chosen is None:
         raise ConfigError(
             "No cluster is named, so nothing was asked: add --bootstrap HOST:PORT or --profile NAME, or set "
             "SEMEL_BOOTSTRAP."
         )
     return {**chosen, **(more or {})}
+
+
+def settings_if_named(
+    bootstrap: str | None,
+    profile: str | None,
+    config: str | None,
+    setting: list[str] | None,
+    *,
+    is_producer: bool = False,
+) -> dict[str, object] | None:
+    """The same for commands that can do without a cluster: None if nothing names one."""
+    kept = ("client", "security", "producer") if is_producer else ("client", "security")
+    merged: dict[str, object] = {"default.api.timeout.ms": API_TIMEOUT_MS}
+    for layer in (*_given_around(_HERE, profile, config), _given_by_flags(bootstrap, setting)):
+        merged |= {name: value for name, value in layer.items() if _OWNERS.get(name, "client") in kept}
+    return merged if "bootstrap.servers" in merged else None
+
+
+def bridge_settings(
+    bootstrap: str | None, profile: str | None, config: str | None, setting: list[str] | None
+) -> dict[str, object]:
+    """The settings of a relay's or a capture's producer, with Kafka's own defaults: nobody waits for it.
+
+    A flag that it refuses is handed on, so that the user is told.
+    """
+    settings = _bridge_settings(_HERE, bootstrap, profile, config, setting, role="producer")
+    if "bootstrap.servers" not in settings:
+        raise ConfigError(
+            "No cluster is named, so nothing was started: add --bootstrap HOST:PORT or --profile NAME, or set "
+            "SEMEL_BOOTSTRAP."
+        )
+    return settings
+
+
+def side_settings(
+    side: Literal["from", "to"],
+    bootstrap: str | None,
+    profile: str | None,
+    config: str | None,
+    setting: list[str] | None,
+) -> dict[str, object]:
+    """The settings of one side of a mirror. Its variables have the side in their names, such as SEMEL_TO_PROFILE, so
+    that no password of one cluster is shown to the other. Without an address if nothing names the cluster.
+    """
+    role = "fetch" if side == "from" else "producer"
+    return _bridge_settings(_Variables(f"SEMEL_{side.upper()}_"), bootstrap, profile, config, setting, role=role)
+
+
+def _bridge_settings(
+    variables: _Variables,
+    bootstrap: str | None,
+    profile: str | None,
+    config: str | None,
+    setting: list[str] | None,
+    *,
+    role: Literal["fetch", "producer"],
+) -> dict[str, object]:
+    merged: dict[str, object] = {}
+    for layer in _given_around(variables, profile, config):
+        merged |= {
+            name: value
+            for name, value in layer.items()
+            if _OWNERS.get(name, "client") in ("client", "security", role) and name not in _DECIDED_BY_BRIDGES
+        }
+    return merged | _given_by_flags(bootstrap, setting)
+
+
+@dataclass(frozen=True, slots=True)
+class _Variables:
+    """The variables of the environment that name one cluster."""
+
+    before: str
+
+    def get(self, name: str) -> str | None:
+        return os.environ.get(f"{self.before}{name}")
+
+    def settings(self) -> dict[str, str]:
+        start = f"{self.before}KAFKA_"
+        found = {
+            name.removeprefix(start).lower().replace("_", "."): value
+            for name, value in os.environ.items()
+            if name.startswith(start)
+        }
+        if bootstrap := self.get("BOOTSTRAP"):
+            found["bootstrap.servers"] = bootstrap
+        return found
+
+
+_HERE: Final = _Variables("SEMEL_")
+
+
+def _given_around(variables: _Variables, profile: str | None, config: str | None) -> list[dict[str, str]]:
+    """What the environment and files say, the weakest first, under each setting's usual name."""
+    layers = (
+        _profile(variables.get("PROFILE")),
+        _properties(variables.get("CONFIG")),
+        variables.settings(),
+        _profile(profile),
+        _properties(config),
+    )
+    return [_by_usual_name(layer) for layer in layers]
+
+
+def _given_by_flags(bootstrap: str | None, setting: list[str] | None) -> dict[str, str]:
+    found = _by_usual_name(dict(map(parse_setting, setting or [])))
+    return found if bootstrap is None else {**found, "bootstrap.servers": bootstrap}
+
+
+def _by_usual_name(layer: Mapping[str, str]) -> dict[str, str]:
+    return {_FIRST_NAMES.get(name, name): value for name, value in layer.items()}
 
 
 def parse_setting(text: str) -> tuple[str, str]:
@@ -122,17 +220,6 @@ def parse_setting(text: str) -> tuple[str, str]:
     if not equals or not name.strip():
         raise ConfigError("A --setting has no name or no '=': write NAME=VALUE, such as security.protocol=SSL.")
     return name.strip(), value
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    found = {
-        name.removeprefix(_ENVIRONMENT).lower().replace("_", "."): value
-        for name, value in environment.items()
-        if name.startswith(_ENVIRONMENT)
-    }
-    if bootstrap := environment.get("SEMEL_BOOTSTRAP"):
-        found["bootstrap.servers"] = bootstrap
-    return found
 
 
 def _properties(path: str | None) -> dict[str, str]:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from semel.cli.needs import POSTGRES, SPARK, ensure, missing
+from semel.cli.output import Console, ensure_writable, print_failure
+from semel.cli.progress import progress_view
 from semel.errors import SemelError
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def demo(
     Exits with status 1 if Semel lost, repeated or tore anything, and with 2 if the plain sink had nothing to show.
     """
     console = Console()
+    ensure_writable(report)
     ensure(SPARK + POSTGRES if database is DatabaseName.POSTGRES else SPARK)
     database = database or (DatabaseName.POSTGRES if missing(POSTGRES) is None else DatabaseName.SQLITE)
     from semel.demo.report import render
@@ -60,19 +61,21 @@ def demo(
     seed = random.randrange(1_000_000) if seed is None else seed
     folder = Path(tempfile.mkdtemp(prefix="semel-demo-"))
     settings = DemoSettings(folder, seconds, seed, database.value)
-    console.print(settings.command, style="bold", highlight=False)
+    console.print(settings.command, style="bold", markup=False, highlight=False, soft_wrap=True)
     try:
-        with Live(console=console, refresh_per_second=4, transient=True) as live:
+        with progress_view() as shown:
             result = DemoRun(
                 settings,
-                lambda progress: live.update(_view(progress)),
-                lambda used: console.print(
-                    about_database(used), markup=False, highlight=False, style="dim", soft_wrap=True
+                lambda progress: shown.update(_view(progress)),
+                lambda used: shown.aside(
+                    lambda: console.print(
+                        about_database(used), markup=False, highlight=False, style="dim", soft_wrap=True
+                    )
                 ),
             ).run()
         report.write_text(render(result), encoding="utf-8")
     except SemelError as error:
-        console.print(f"[red]Nothing was shown:[/red] {error}", highlight=False)
+        print_failure("Nothing was shown", error)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         console.print("Stopped; every process has ended.")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from semel.advise.client_settings import read_settings_file
 from semel.advise.examine import examine_cluster, examine_files
 from semel.advise.pipeline_check import PipelineFacts, check_pipeline
 from semel.advise.rules import RULES, SEVERITIES, Finding, in_order
+from semel.cli.connecting import Bootstrap, ConfigFile, ProfileName, Setting, settings_if_named
+from semel.cli.output import Console, print_failure
+from semel.cli.progress import working
 from semel.client.cluster import Cluster
 from semel.client.settings import parse_config
 from semel.errors import ConfigError, SemelError
@@ -28,13 +29,7 @@ _UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 def doctor(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Python programs, and files of settings (properties, spark-defaults.conf, JSON)."),
-    ] = None,
-    bootstrap: Annotated[
-        str | None, typer.Option(help="HOST:PORT of a cluster to look at.", envvar="SEMEL_BOOTSTRAP")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="A file of settings to connect with, such as security.protocol.")
+        typer.Argument(help="Python programs, and files of settings (properties, spark-defaults.conf, JSON, YAML)."),
     ] = None,
     topic: Annotated[list[str] | None, typer.Option(help="Look only at this topic; may be repeated.")] = None,
     pipeline: Annotated[
@@ -49,13 +44,17 @@ def doctor(
     ] = False,
     rules: Annotated[bool, typer.Option("--rules", help="List the rules and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
+    bootstrap: Bootstrap = None,
+    profile: ProfileName = None,
+    config: ConfigFile = None,
+    setting: Setting = None,
 ) -> None:
     """Look for mistakes that lose or repeat records, in programs, settings, and a running cluster.
 
     \b
     semel doctor pipeline.py producer.properties
     semel doctor --bootstrap localhost:9092 --longest-pause 10d
-    semel doctor --bootstrap localhost:9092 job.py --fix
+    semel doctor --profile prod job.py --fix
     semel doctor --bootstrap localhost:9092 --pipeline orders-enriched
     semel doctor --json pipeline.py | jq '.findings[].rule'
 
@@ -69,15 +68,16 @@ def doctor(
         _print_rules(as_json, console)
         return
     try:
-        settings = _settings(bootstrap, config)
-        found = None if pipeline is None else _find(settings, pipeline)
-        topics = topic if found is None else [*(topic or []), *found.topics]
-        findings, not_seen = _look(files or [], settings, topics, longest_pause, watch)
+        settings = _cluster(bootstrap, profile, config, setting)
+        with working("looking"):
+            found = None if pipeline is None else _find(settings, pipeline)
+            topics = topic if found is None else [*(topic or []), *found.topics]
+            findings, not_seen = _look(files or [], settings, topics, longest_pause, watch)
         if found is not None:
             findings = in_order([*findings, *check_pipeline(found)])
             not_seen = [*not_seen, *found.not_seen]
     except SemelError as error:
-        console.print(f"[red]Could not look:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        print_failure("Could not look", error)
         raise typer.Exit(2) from error
     if as_json:
         counts = {severity: sum(one.rule.severity == severity for one in findings) for severity in SEVERITIES}
@@ -126,14 +126,16 @@ def _find(settings: dict[str, object], name: str) -> PipelineFacts:
     return facts
 
 
-def _settings(bootstrap: str | None, config: Path | None) -> dict[str, object]:
-    given: dict[str, Any] = {}
-    if config is not None:
-        for one in read_settings_file(config):
-            given.update(one.values)
-    if bootstrap is not None:
-        given["bootstrap.servers"] = bootstrap
-    return given
+def _cluster(
+    bootstrap: str | None, profile: str | None, config: str | None, setting: list[str] | None
+) -> dict[str, object]:
+    """How to reach the cluster that flags or the environment name; empty if files alone are looked at."""
+    named = settings_if_named(bootstrap, profile, config, setting)
+    if named is None and any(flag is not None for flag in (profile, config, setting)):
+        raise ConfigError(
+            "These flags name no cluster: add --bootstrap HOST:PORT, or bootstrap.servers to the file or profile."
+        )
+    return named or {}
 
 
 def _seconds(name: str, text: str) -> float:

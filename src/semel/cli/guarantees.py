@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
+from semel.cli.output import Console, print_failure
+from semel.cli.progress import progress_view
 from semel.cli.side_effects import print_side_effects, show_side_effects
 from semel.cli.verify import parse_option, parse_time
 from semel.errors import SemelError
@@ -81,12 +81,12 @@ def guarantees(
             time_s=parse_time(time),
             options=dict(map(parse_option, option or [])),
         )
-        console.print(f"[bold]{settings.command()}[/bold]")
-        with Live(console=console, refresh_per_second=4, transient=True) as live:
-            comparison = compare(settings, lambda name, progress: live.update(_view(name, progress)))
+        console.print(settings.command(), style="bold", markup=False, highlight=False, soft_wrap=True)
+        with progress_view() as shown:
+            comparison = compare(settings, lambda name, progress: shown.update(_view(name, progress)))
         write_guarantees_report(comparison)
     except SemelError as error:
-        console.print(f"[red]Nothing was shown:[/red] {error}", highlight=False)
+        print_failure("Nothing was shown", error)
         raise typer.Exit(2) from error
     if as_json:
         typer.echo(comparison.to_json())
@@ -98,9 +98,9 @@ def guarantees(
 def _compare_effects(folder: Path, seed: int, console: Console, as_json: bool) -> NoReturn:
     console.print(f"[bold]semel guarantees --effects --seed {seed}[/bold]")
     try:
-        comparison = show_side_effects(folder, seed, console)
+        comparison = show_side_effects(folder, seed)
     except SemelError as error:
-        console.print(f"[red]Nothing was shown:[/red] {error}", highlight=False)
+        print_failure("Nothing was shown", error)
         raise typer.Exit(2) from error
     if as_json:
         typer.echo(comparison.to_json())

@@ -16,7 +16,7 @@ from semel.cli.guarantees import guarantees
 from semel.cli.inspect import inspect
 from semel.cli.metrics import metrics
 from semel.cli.mirror import mirror
-from semel.cli.output import EXIT_CODES
+from semel.cli.output import EXIT_CODES, guarded
 from semel.cli.produce import produce
 from semel.cli.relay import relay
 from semel.cli.tail import tail
@@ -29,18 +29,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Exactly-once data pipelines between Kafka, Spark and databases.",
 )
-app.command()(advise)
-app.command()(bench)
-app.command()(capture)
-app.command()(demo)
-app.command()(doctor)
-app.command()(guarantees)
-app.command()(mirror)
-app.command(epilog=EXIT_CODES)(produce)
-app.command()(relay)
-app.command(epilog=EXIT_CODES)(tail)
-app.command(epilog=EXIT_CODES)(ui)
-app.command()(verify)
+app.command()(guarded(advise))
+app.command()(guarded(bench))
+app.command()(guarded(capture))
+app.command()(guarded(demo))
+app.command()(guarded(doctor))
+app.command()(guarded(guarantees))
+app.command()(guarded(mirror))
+app.command(epilog=EXIT_CODES)(guarded(produce))
+app.command()(guarded(relay))
+app.command(epilog=EXIT_CODES)(guarded(tail))
+app.command(epilog=EXIT_CODES)(guarded(ui))
+app.command()(guarded(verify))
 app.add_typer(inspect, name="inspect")
 app.add_typer(metrics, name="metrics")
 app.add_typer(topics, name="topics")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -14,15 +14,28 @@ from semel.bridges.mirror.groups import is_group_mirrored
 from semel.bridges.mirror.options import BUFFER_BYTES, CUT_BYTES, RETRY_S, MirrorOptions, make_options
 from semel.bridges.mirror.report import MirrorProgress, MirrorReport
 from semel.bridges.mirror.routes import read_routes, run_routes
-from semel.cli.connecting import parse_setting
+from semel.cli.connecting import side_settings
 from semel.cli.until_stopped import until_stopped
 from semel.errors import ConfigError
 from semel.session.sigterm import SigtermWatch
 
+_SOURCE_PANEL: Final = "Source"
+_TARGET_PANEL: Final = "Target"
+
 
 def mirror(
-    source: Annotated[str | None, typer.Option("--from", metavar="HOST:PORT", help="The source.")] = None,
-    target: Annotated[str | None, typer.Option("--to", metavar="HOST:PORT", help="The target.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="HOST:PORT", help="The source; or SEMEL_FROM_BOOTSTRAP.", rich_help_panel=_SOURCE_PANEL
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="HOST:PORT", help="The target; or SEMEL_TO_BOOTSTRAP.", rich_help_panel=_TARGET_PANEL
+        ),
+    ] = None,
     topics: Annotated[str | None, typer.Option(help="Topics, as a regular expression for whole names.")] = None,
     name: Annotated[
         str | None, typer.Option(help="The mirror's own name: a second one of the same name takes over.")
@@ -42,21 +55,62 @@ def mirror(
         str | None,
         typer.Option(metavar="GROUP", help="Only say whether a group's positions are at the target; status 1 if not."),
     ] = None,
-    source_setting: Annotated[
-        list[str] | None, typer.Option(help="A setting of Kafka's clients for the source, as NAME=VALUE.")
+    from_profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A table of ~/.config/semel/clusters.toml, with Kafka's names; or SEMEL_FROM_PROFILE.",
+            rich_help_panel=_SOURCE_PANEL,
+        ),
     ] = None,
-    target_setting: Annotated[list[str] | None, typer.Option(help="The same for the target.")] = None,
+    from_config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="A client.properties file as Kafka's own tools take; or SEMEL_FROM_CONFIG.",
+            rich_help_panel=_SOURCE_PANEL,
+        ),
+    ] = None,
+    source_setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--source-setting",
+            "--from-setting",
+            metavar="NAME=VALUE",
+            help="A setting of Kafka's clients; may be repeated. Or SEMEL_FROM_KAFKA_SASL_PASSWORD and the like.",
+            rich_help_panel=_SOURCE_PANEL,
+        ),
+    ] = None,
+    to_profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The same; or SEMEL_TO_PROFILE.", rich_help_panel=_TARGET_PANEL),
+    ] = None,
+    to_config: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="The same; or SEMEL_TO_CONFIG.", rich_help_panel=_TARGET_PANEL),
+    ] = None,
+    target_setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target-setting",
+            "--to-setting",
+            metavar="NAME=VALUE",
+            help="The same. Or SEMEL_TO_KAFKA_SASL_PASSWORD and the like.",
+            rich_help_panel=_TARGET_PANEL,
+        ),
+    ] = None,
 ) -> None:
     """Mirror topics from cluster to cluster, each record once, with the source's transactions whole.
 
     \b
     semel mirror --from a:9092 --to b:9092 --topics 'orders|payments.*' --name west
+    semel mirror --from-profile east --to-profile west --topics orders --name west
     semel mirror --from a:9092 --to b:9092 --name west --topics orders --carried billing
     semel mirror --config routes.toml
 
     Prints one line when it is ready, and on a terminal a line about its lag.
     Ctrl-C and SIGTERM end it after the present transaction. Exits with
-    status 1 and one sentence if it cannot go on.
+    status 1 and one sentence if it cannot go on, with 2 for wrong use.
     """
     options: dict[str, Any] = {
         "rename": rename,
@@ -70,10 +124,17 @@ def mirror(
 
     def run(stop: threading.Event) -> dict[str, MirrorReport]:
         if config is not None:
-            if any(option is not None for option in (source, target, topics, name, carried)):
+            beside = (source, target, from_profile, from_config, to_profile, to_config, topics, name, carried)
+            if any(option is not None for option in (*beside, source_setting, target_setting)):
                 raise ConfigError("--config names the routes: leave out --from, --to, --topics, --name and --carried.")
             return _run(read_routes(config), stop, idle_ms)
-        route = _route(source, target, topics, name, source_setting, target_setting, options)
+        route = _route(
+            side_settings("from", source, from_profile, from_config, source_setting),
+            side_settings("to", target, to_profile, to_config, target_setting),
+            topics,
+            name,
+            options,
+        )
         if carried is not None:
             _tell_carried(carried, route)
             return {}
@@ -84,24 +145,18 @@ def mirror(
 
 
 def _route(
-    source: str | None,
-    target: str | None,
+    source: Mapping[str, object],
+    target: Mapping[str, object],
     topics: str | None,
     name: str | None,
-    source_setting: Sequence[str] | None,
-    target_setting: Sequence[str] | None,
     more: dict[str, Any],
 ) -> MirrorOptions:
-    for option, value in (("--from", source), ("--to", target), ("--topics", topics), ("--name", name)):
+    address = "bootstrap.servers"
+    given = {"--from": source.get(address), "--to": target.get(address), "--topics": topics, "--name": name}
+    for option, value in given.items():
         if value is None:
             raise ConfigError(f"{option} is missing: a mirror needs --from, --to, --topics and --name, or --config.")
-    return make_options(
-        name or "",
-        {**dict(map(parse_setting, source_setting or [])), "bootstrap.servers": source},
-        {**dict(map(parse_setting, target_setting or [])), "bootstrap.servers": target},
-        topics or "",
-        **more,
-    )
+    return make_options(name or "", source, target, topics or "", **more)
 
 
 def _tell_carried(group: str, route: MirrorOptions) -> None:

@@ -9,11 +9,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Final, ParamSpec, TypeVar
 
+import rich.console
 import typer
 from rich.cells import cell_len
+from rich.markup import escape
 
+from semel.cli.progress import working
 from semel.errors import ConfigError, SemelError
 from semel.inspect.shown import show_text
 
@@ -45,27 +50,79 @@ _COLOURS: Final = {
 }
 
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class Console(rich.console.Console):
+    """Rich's own ends the process with status 1 when its reader has gone; here `expected_errors` decides."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The command within `expected_errors`."""
+
+    @wraps(command)
+    def run(*arguments: _P.args, **options: _P.kwargs) -> _R:
+        with expected_errors():
+            return command(*arguments, **options)
+
+    return run
+
+
 @contextmanager
 def expected_errors() -> Iterator[None]:
     """One sentence on standard error and the right exit code, in place of a stack trace."""
     try:
-        yield
+        try:
+            yield
+        except typer.Exit:
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
     except ConfigError as error:
         raise _exit(error, WRONG_USE) from error
     except SemelError as error:
         raise _exit(error, FAILED) from error
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, typer.Abort) as error:  # Abort: at a question
         raise typer.Exit(INTERRUPTED) from error
     except BrokenPipeError as error:
-        # Python would flush once more when it exits, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         raise typer.Exit(BROKEN_PIPE) from error
+    except OSError as error:
+        if error.strerror is None:  # of a library: not the operating system's
+            raise
+        if error.filename is None:
+            _forget_output()  # such as a full disk behind it
+        about = "" if error.filename is None else f" {str(error.filename)!r}"
+        typer.echo(f"The operating system refused{about}: {error.strerror}.", err=True)
+        raise typer.Exit(FAILED) from error
+
+
+def _forget_output() -> None:
+    """Python would flush once more when it exits, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def ensure_writable(path: Path | None) -> None:
+    """A file that is written when the work is done: better to learn now that it cannot be."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"{str(path)!r} cannot be written: name a file in a folder that is there. Nothing was begun.")
 
 
 def _exit(error: SemelError, status: int) -> typer.Exit:
     typer.echo(sentence(error), err=True)
     return typer.Exit(status)
+
+
+def print_failure(what: str, error: BaseException) -> None:
+    """What did not come about and why, on standard error, for commands whose status 1 means something else."""
+    Console(stderr=True).print(f"[red]{what}:[/red] {escape(sentence(error))}", highlight=False, soft_wrap=True)
 
 
 def sentence(error: BaseException) -> str:
@@ -85,7 +142,9 @@ class Shown:
 def show(make: Callable[[], Shown], *, as_json: bool = False, watch: float | None = None) -> None:
     """Print a report once, or again and again on a terminal."""
     if watch is None:
-        _print(make(), as_json)
+        with working("asking the cluster"):
+            shown = make()
+        _print(shown, as_json)
         return
     if as_json or not sys.stdout.isatty():
         raise ConfigError("--watch is for a terminal: leave it out here, or repeat the command. Nothing was asked.")

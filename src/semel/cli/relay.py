@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Annotated, Any, Literal
 
 import typer
@@ -10,7 +11,7 @@ from semel.bridges.postgres_url import hide_password
 from semel.bridges.relay.options import DEFAULT_PROGRESS_TOPIC, POLL_MS, RETRY_S, ROWS_MAX
 from semel.bridges.relay.relay import relay as run_relay
 from semel.bridges.relay.runs import RelayReport
-from semel.cli.connecting import parse_setting
+from semel.cli.connecting import Bootstrap, ConfigFile, ProfileName, Setting, bridge_settings
 from semel.cli.until_stopped import until_stopped
 from semel.client.dead_letters import DEAD_LETTER_MAX
 
@@ -25,7 +26,6 @@ def relay(
         ),
     ],
     name: Annotated[str, typer.Option(help="The relay's own name: a second one of the same name takes over.")],
-    bootstrap: Annotated[str, typer.Option(help="Kafka's HOST:PORT.", envvar="SEMEL_BOOTSTRAP")],
     table: Annotated[str, typer.Option(help="The outbox table.")] = "outbox",
     topic: Annotated[str, typer.Option(help="A topic, or columns in braces: events.{aggregate_type}.")] = "{topic}",
     value: Annotated[str, typer.Option(help="The column with the record's value.")] = "value",
@@ -46,21 +46,26 @@ def relay(
     wake: Annotated[bool, typer.Option(help="Look at once when the database tells of a commit.")] = True,
     retry_s: Annotated[float, typer.Option(help="How long a lost database or broker is tried again.")] = RETRY_S,
     idle_ms: Annotated[float | None, typer.Option(help="End when nothing has come for so long.")] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option(help="A setting of Kafka's clients, as NAME=VALUE. May be repeated.")
-    ] = None,
+    bootstrap: Bootstrap = None,
+    profile: ProfileName = None,
+    config: ConfigFile = None,
+    setting: Setting = None,
 ) -> None:
     """Relay committed rows of an outbox table into Kafka, each exactly once.
 
     \b
     semel relay postgresql://shop@localhost/shop --name shop --bootstrap localhost:9092
     semel relay shop.db --name shop --bootstrap localhost:9092 --topic orders --delete
+    semel relay shop.db --name shop --profile prod
 
     Prints one line when it is ready. Ctrl-C and SIGTERM end it after the
-    present transaction. Exits with status 1 and one sentence if it cannot go on.
+    present transaction. Exits with status 1 and one sentence if it cannot go on,
+    with 2 for wrong use.
     """
-    report = until_stopped(
-        lambda stop: run_relay(
+
+    def run(stop: threading.Event) -> RelayReport:
+        settings = bridge_settings(bootstrap, profile, config, setting)
+        return run_relay(
             database,
             name=name,
             table=table,
@@ -82,15 +87,13 @@ def relay(
             retry_s=retry_s,
             idle_ms=idle_ms,
             stop=stop,
-            on_ready=lambda: typer.echo(f"semel relay ready: {table} of {hide_password(database)} to {bootstrap}"),
-            settings=kafka_settings(setting, bootstrap),
+            on_ready=lambda: typer.echo(
+                f"semel relay ready: {table} of {hide_password(database)} to {settings['bootstrap.servers']}"
+            ),
+            settings=settings,
         )
-    )
-    typer.echo(summary(report))
 
-
-def kafka_settings(written: list[str] | None, bootstrap: str) -> dict[str, object]:
-    return {**dict(map(parse_setting, written or [])), "bootstrap.servers": bootstrap}
+    typer.echo(summary(until_stopped(run)))
 
 
 def summary(report: RelayReport) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from semel.cli.output import Console
+from semel.cli.progress import tell, working
 from semel.verify.side_effects import RESULT_NAME, EffectsComparison, compare_effects
 
 
-def show_side_effects(folder: Path, seed: int, console: Console) -> EffectsComparison:
+def show_side_effects(folder: Path, seed: int) -> EffectsComparison:
     """Run the comparison with a line that says where it is."""
-    with console.status("starting") as status:
-        return compare_effects(folder, seed, lambda way: status.update(f"calls under kills: {way}"))
+    with working("starting"):
+        return compare_effects(folder, seed, lambda way: tell(f"calls under kills: {way}"))
 
 
 def print_side_effects(comparison: EffectsComparison, folder: Path, console: Console) -> None:

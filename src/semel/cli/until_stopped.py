@@ -8,9 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-import typer
-
-from semel.errors import SemelError
+from semel.cli.output import expected_errors
 
 _R = TypeVar("_R")
 
@@ -25,9 +23,5 @@ def until_stopped(run: Callable[[threading.Event], _R]) -> _R:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends it at once
 
     signal.signal(signal.SIGINT, on_interrupt)
-    try:
+    with expected_errors():
         return run(stop)
-    except SemelError as error:
-        notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-        typer.echo(f"{error}{notes}", err=True)
-        raise typer.Exit(1) from error

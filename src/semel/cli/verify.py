@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
+from semel.cli.output import Console, print_failure
+from semel.cli.progress import progress_view
 from semel.errors import ConfigError, SemelError
 from semel.verify.course import Finished, Progress, Watch, ensure_verdict
 from semel.verify.faults.kinds import ABOUT
@@ -152,8 +152,7 @@ def verify(
         finished = _carry_out(start, title, again, parse_time(time), console)
         verdict = ensure_verdict(finished)
     except SemelError as error:
-        console.print("[red]Nothing was proved:[/red]", end=" ")
-        console.print(str(error), highlight=False, markup=False)
+        print_failure("Nothing was proved", error)
         raise typer.Exit(2) from error
     if as_json:
         typer.echo(verdict.to_json())
@@ -175,9 +174,9 @@ def status_of(verdict: Verdict) -> int:
 
 
 def _carry_out(start: Callable[[Watch], Finished], title: str, again: str, time_s: float, console: Console) -> Finished:
-    console.print(again, style="bold", markup=False, highlight=False)
-    with Live(console=console, refresh_per_second=4, transient=True) as live:
-        return start(lambda progress: live.update(_view(progress, title, time_s)))
+    console.print(again, style="bold", markup=False, highlight=False, soft_wrap=True)
+    with progress_view() as shown:
+        return start(lambda progress: shown.update(_view(progress, title, time_s)))
 
 
 def parse_time(text: str) -> float:
@@ -239,4 +238,4 @@ def _print_verdict(finished: Finished, console: Console) -> None:
     for note in finished.notes:
         console.print(note, style="dim", highlight=False, markup=False)
     console.print(_SAID[status_of(verdict)])
-    console.print(f"Report: {finished.report}", highlight=False)
+    console.print(f"Report: {finished.report}", highlight=False, soft_wrap=True)

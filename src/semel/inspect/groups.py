@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,11 +62,17 @@ class GroupReport:
         return sum((one.lag for one in self.partitions if one.lag is not None), TrueLag(0))
 
 
-def group_report(cluster: Cluster, group: str, *, bytes_max: int = LAG_BYTES_MAX) -> GroupReport:
+def group_report(
+    cluster: Cluster,
+    group: str,
+    *,
+    bytes_max: int = LAG_BYTES_MAX,
+    on_partition: Callable[[int, int], None] | None = None,
+) -> GroupReport:
     """Members, offsets and lag of one group; its state is "Dead" if there is none of that name.
 
     The log is read from the committed offsets to the end, `bytes_max` in all. Where that is not enough, the rest is
-    told as `unread_offsets`.
+    told as `unread_offsets`. `on_partition` is told which of how many is read, before each.
     """
     admin = Admin(cluster)
     described = _describe(admin, group)
@@ -73,6 +80,8 @@ def group_report(cluster: Cluster, group: str, *, bytes_max: int = LAG_BYTES_MAX
     owners = {named: member.client_id for member in described.members for named in member.assignment}
     partitions: list[PartitionLag] = []
     for number, named in enumerate(sorted(committed)):
+        if on_partition is not None:
+            on_partition(number + 1, len(committed))
         share = bytes_max // (len(committed) - number)
         found, used = _partition_lag(cluster, named, committed[named].offset, owners.get(named), share)
         bytes_max -= used

@@ -58,7 +58,7 @@ def read_ledger(
     """
     if topic not in cluster.list_topics():
         raise UnknownTopic(
-            f"The cluster has no topic {topic!r}, so no pipeline has written a ledger there. Nothing was read. Name "
+            f"The cluster has no topic {topic!r}, or this user may not see it, so no ledger was read. Name "
             "the topic that the pipeline was given as ledger=.",
             code=ErrorCode.unknown_topic_or_partition,
         )

@@ -1,4 +1,4 @@
-"""What is counted of sink, session and relay: the same metrics for each, named after it.
+"""What is counted of sink, session, relay, mirror and `semel.both`: the same metrics for each, named after it.
 
 The names begin with `semel_`, then the part: `semel_sink_transactions_total`. The broker's begin with `semel_broker_`.
 """
@@ -20,7 +20,7 @@ class Part:
 
     def __init__(self, registry: Registry, name: str, records: str) -> None:
         self.name = name
-        outcomes = "Transactions that ended, by outcome: committed, aborted, unknown, or skipped (committed before)."
+        outcomes = "Transactions that ended, by outcome: committed, aborted, unknown, skipped (before), pending (both)."
         self.transactions = registry.counter(f"{name}_transactions", outcomes, (*_BY, "outcome"))
         self.records = registry.counter(f"{name}_records", records, _BY)
         self.dead_letters = registry.counter(
@@ -73,4 +73,22 @@ SESSION: Final = Part(REGISTRY, "session", "Records that were consumed and commi
 RELAY: Final = Part(REGISTRY, "relay", "Rows that were relayed and committed, dead letters among them.")
 RELAY_RETRIES: Final = REGISTRY.counter(
     "relay_retries", "Times that the relay had to try again, by what failed: database or kafka.", (*_BY, "of")
+)
+MIRROR: Final = Part(REGISTRY, "mirror", "Records that were mirrored and committed at the target.")
+MIRROR_RETRIES: Final = REGISTRY.counter("mirror_retries", "Times that the mirror had to try again.", _BY)
+MIRROR_LAG: Final = REGISTRY.gauge(
+    "mirror_lag_offsets", "From what is committed at the target to the end of the source, markers included.", _BY
+)
+MIRROR_WAITING: Final = REGISTRY.gauge(
+    "mirror_waiting_seconds", "How long the mirror has waited for the oldest open transaction of the source.", _BY
+)
+MIRROR_GROUPS_BEHIND: Final = REGISTRY.gauge(
+    "mirror_groups_behind", "Positions of groups that are ahead of the mirror, so they are not carried yet.", _BY
+)
+MIRROR_LOST: Final = REGISTRY.counter(
+    "mirror_lost_offsets", "Offsets that were deleted at the source before they were mirrored.", _BY
+)
+BOTH: Final = Part(REGISTRY, "both", "Records of blocks that were committed in the database and in Kafka.")
+BOTH_RESENT: Final = REGISTRY.counter(
+    "both_resent", "Times that Kafka had aborted what the database had committed, and it was sent again.", _BY
 )

@@ -296,7 +296,7 @@ def test_a_restart_by_the_command_in_a_new_process_goes_on(outbox: Outbox) -> No
     assert second.stdout.endswith("10 rows in 1 transactions, 30 rows deleted.\n"), second.stderr
     assert outbox.has_each_once(30)
     refused = run("--table", "orders")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert refused.stderr.startswith("There is no table 'orders'")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from semel.bridges.both.block_records import BlockRecords
 from semel.bridges.both.course import Lost, block, finish_by_hand, recover
+from semel.bridges.both.decision import StoredBatch
 from semel.bridges.both.kafka_side import ClusterInquiry, ProducerSide
 from semel.bridges.both.recovery import Step
 from semel.bridges.both.sqlite_store import SqliteStore
@@ -21,7 +22,9 @@ from semel.client.cluster import Cluster
 from semel.client.producer import Producer
 from semel.client.rows import Headers
 from semel.client.settings import merge_settings, parse_config
-from semel.errors import ConfigError, InvalidState
+from semel.errors import CommitPending, ConfigError, InvalidState, SemelError
+from semel.metrics.parts import BOTH
+from semel.observe import Pipeline, Work
 
 if TYPE_CHECKING:
     import psycopg
@@ -87,18 +90,36 @@ def both(connection: Connection, producer: Producer, *, create_tables: bool = Fa
     store = open_store(connection)
     kafka = ProducerSide(producer)
     records = BlockRecords(producer.cluster, producer.config)
-    with kafka.turn():
+    with kafka.turn(), _watched(kafka.name) as work:
         t = Both(records)
+        taken: Sequence[StoredBatch] = ()
 
-        def take() -> Any:
+        def take() -> Sequence[StoredBatch]:
+            nonlocal taken
             t.check_use()
-            return records.take()
+            taken = records.take()
+            return taken
 
         try:
             with block(store, kafka, take, create_tables=create_tables):
                 yield t
         finally:
             t.close()
+        work.committed(sum(one.record_count for one in taken))
+
+
+@contextmanager
+def _watched(name: str) -> Iterator[Work]:
+    """A block as metrics, log and trace see it."""
+    pipeline = Pipeline(BOTH, name)
+    with pipeline.begin(transactional_id=name) as work:
+        try:
+            yield work
+        except SemelError as error:
+            pipeline.failed(error)
+            if isinstance(error, CommitPending):
+                work.pending(error)
+            raise
 
 
 def open_store(connection: Any) -> Store:

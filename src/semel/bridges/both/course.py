@@ -19,6 +19,7 @@ from semel.bridges.both.store import CommitLost, Store
 from semel.bridges.failpoints import reach
 from semel.bridges.retries import LOG
 from semel.errors import CommitPending, CommitUnknown, ConfigError, RequestTimedOut, SemelError, TransactionAborted
+from semel.metrics.parts import BOTH_RESENT
 
 Lost = Literal["committed", "aborted"]
 
@@ -257,6 +258,7 @@ def _resend(store: Store, kafka: KafkaSide, decision: Decision) -> tuple[Decisio
     except BaseException as error:
         kafka.abort_after(error)
         raise
+    BOTH_RESENT.add(kafka.name)
     LOG.warning("Kafka had aborted %d batches of %r; they were sent again.", len(batches), kafka.name)
     try:
         kafka.commit()

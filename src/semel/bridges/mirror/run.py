@@ -12,7 +12,7 @@ from semel.bridges.mirror.cuts import CutFinder, Piece, in_portions
 from semel.bridges.mirror.groups import GroupCarrier, Translator
 from semel.bridges.mirror.options import MirrorOptions
 from semel.bridges.mirror.plan import check_before, plan, skip_lost
-from semel.bridges.mirror.progress import MirrorState
+from semel.bridges.mirror.progress import MirrorState, progress_key
 from semel.bridges.mirror.records import Copied, copy_batches
 from semel.bridges.mirror.report import MirrorProgress, MirrorReport, WaitingTransaction
 from semel.bridges.mirror.source import Source
@@ -31,6 +31,8 @@ from semel.errors import (
     TopicRecreated,
     TransactionAborted,
 )
+from semel.metrics.parts import MIRROR, MIRROR_GROUPS_BEHIND, MIRROR_LAG, MIRROR_LOST, MIRROR_RETRIES, MIRROR_WAITING
+from semel.observe import Pipeline
 from semel.wire import ErrorCode
 
 _KEEP_ALIVE_S: Final = 3600.0
@@ -79,9 +81,17 @@ class MirrorRun:
         self.retries = Retries(options.retry_s, is_stopping, what="Kafka", after=_AFTER)
         self._named: dict[int, str | None] = {}
         self._warned: set[tuple[int, int]] = set()
+        self.pipeline = Pipeline(MIRROR, options.name)
 
     def go(self, idle_ms: float | None = None, on_ready: Callable[[], None] | None = None) -> None:
         """Until stopped, or until nothing has come for `idle_ms`."""
+        try:
+            self._go(idle_ms, on_ready)
+        except Exception as error:
+            self.pipeline.failed(error)
+            raise
+
+    def _go(self, idle_ms: float | None, on_ready: Callable[[], None] | None) -> None:
         target = self._wait_target()
         if target is None:
             return
@@ -106,7 +116,7 @@ class MirrorRun:
                     if not _is_passing(error):
                         raise
                     must_recover = True
-                    self.retries.wait_after(error)
+                    self._wait_after(error)
 
     def _wait_target(self) -> Target | None:
         """Take the name over, once both sides answer and nothing speaks against it: a mirror that works is fenced."""
@@ -118,13 +128,17 @@ class MirrorRun:
             except SemelError as error:
                 if not _is_passing(error):
                     raise
-                self.retries.wait_after(error)
+                self._wait_after(error)
         return None
+
+    def _wait_after(self, error: SemelError) -> None:
+        MIRROR_RETRIES.add(self.options.name)
+        self.retries.wait_after(error)
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
     def tell(self, source: Source, finder: CutFinder, state: MirrorState, cuts_per_s: float, behind: int) -> None:
-        """Progress to whoever asked for it, and a warning for each transaction that hangs."""
+        """Metrics, progress for the caller that asked for it, and a warning for each transaction that hangs."""
         waiting = self._waiting(source, finder)
         for one in waiting:
             key = (one.producer_id, one.producer_epoch)
@@ -138,17 +152,18 @@ class MirrorRun:
                     *key,
                     ", ".join(f"{topic}/{number}" for topic, number in one.partitions),
                 )
-        if self._on_progress is None:
-            return
         lag = {
             named: max(0, source.high_watermarks.get(named, one.source) - one.source)
             for named in finder.positions
             if (one := state.partition(named)) is not None
         }
-        report = self.report
-        self._on_progress(
-            MirrorProgress(self.options.name, lag, report.records, report.cuts, cuts_per_s, waiting, behind)
-        )
+        name, report = self.options.name, self.report
+        self.pipeline.looked()
+        MIRROR_LAG.set(name, value=sum(lag.values()))
+        MIRROR_WAITING.set(name, value=waiting[0].age_s if waiting else 0.0)
+        MIRROR_GROUPS_BEHIND.set(name, value=behind)
+        if self._on_progress is not None:
+            self._on_progress(MirrorProgress(name, lag, report.records, report.cuts, cuts_per_s, waiting, behind))
 
     def _waiting(self, source: Source, finder: CutFinder) -> tuple[WaitingTransaction, ...]:
         now = time.monotonic()
@@ -210,6 +225,7 @@ class _Route:
         if self._options.lost == "go-on":
             state, lost = skip_lost(state, self._source)
             self._run.report.lost += lost
+            MIRROR_LOST.add(self._options.name, amount=lost)
         if state != committed:
             state = self._target.publish([], state).state
         return state
@@ -312,7 +328,9 @@ class _Route:
         ids = {name: topic.topic_id for name, topic in self._topics.items()}
         if pieces and not self._source.have_ids(ids, pieces):
             raise _TopicsChanged
-        done = self._target.publish(parts, self._state)
+        with self._run.pipeline.begin(transactional_id=progress_key(self._options.name)) as work:
+            done = self._target.publish(parts, self._state)
+            work.committed(done.records)
         self._run.retries.succeeded()
         self._state = done.state
         self._translator.add(done.cuts)

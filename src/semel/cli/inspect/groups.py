@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from semel.cli.connecting import Bootstrap, ConfigFile, ProfileName, Setting, connect
 from semel.cli.output import AsJson, Shown, Watch, bold, expected_errors, show, table
+from semel.cli.progress import tell
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.errors import KafkaError, SemelError
@@ -51,13 +52,18 @@ def groups(
         show(lambda: _report(cluster, group or [], limit_mb << 20), as_json=as_json, watch=watch)
 
 
+def _telling(name: str) -> Callable[[int, int], None]:
+    shown = show_text(name)
+    return lambda number, of: tell(f"group {shown}: partition {number} of {of}")
+
+
 def _report(cluster: Cluster, wanted: Sequence[str], bytes_max: int) -> Shown:
     names = wanted or [listed.group for listed in Admin(cluster).list_groups()]
     reports: list[GroupReport] = []
     troubles: dict[str, str] = {}
     for name in names:
         try:
-            report = group_report(cluster, name, bytes_max=bytes_max)
+            report = group_report(cluster, name, bytes_max=bytes_max, on_partition=_telling(name))
             if wanted and report.state == "Dead" and not report.partitions:
                 raise KafkaError(
                     f"The cluster has no group {name!r}. Check the name with semel inspect groups.",
