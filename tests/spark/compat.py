@@ -74,6 +74,7 @@ LEFT_OUT: Final = {
     "test_declarative_pipeline.py": "minutes for each version; `make chaos` runs it on the newest",
     "test_driver_python.py": "about how Python is started; `make test` runs it on the newest",
     "test_encode_portions.py": "no Spark in it",
+    "test_format_commits.py": "no Spark in it",
     "test_format_options.py": "no Spark in it",
     "test_ledger.py": "no Spark in it",
     "test_owner_writes.py": "no Spark in it",
