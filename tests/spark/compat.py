@@ -77,6 +77,7 @@ LEFT_OUT: Final = {
     "test_format_commits.py": "no Spark in it",
     "test_format_options.py": "no Spark in it",
     "test_ledger.py": "no Spark in it",
+    "test_object_store.py": "no Spark in it",
     "test_owner_writes.py": "no Spark in it",
     "test_sink_rights.py": "no Spark in it",
     "test_sink_stages.py": "no Spark in it",
