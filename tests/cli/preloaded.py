@@ -79,6 +79,13 @@ class Preloaded:
     def interrupt(self) -> None:
         os.kill(self._pid, signal.SIGINT)
 
+    def interrupt_until_it_ends(self) -> None:
+        """A signal that comes just before a process begins to read does not wake it, as with any program in Python."""
+        end = time.monotonic() + WAIT_S
+        self.interrupt()
+        while not self._has_answered(10) and time.monotonic() < end:
+            self.interrupt()
+
     def wait_a_moment(self) -> None:
         """For what happens without a sign, such as that a handler has run."""
         time.sleep(0.1)

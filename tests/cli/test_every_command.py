@@ -320,7 +320,7 @@ def test_ctrl_c_at_a_question(place: Place) -> None:
     while b"> " not in shown:
         assert select.select([leader], [], [], 120)[0], shown
         shown += os.read(leader, 65_536)
-    place.commands.interrupt()
+    place.commands.interrupt_until_it_ends()
     assert place.commands.end().status == 130
     os.close(leader)
     os.close(follower)
