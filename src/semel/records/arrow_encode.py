@@ -27,7 +27,7 @@ from semel.records.layout import (
     write_header,
 )
 from semel.records.reference import Record, write_record
-from semel.records.schema import EncodedBatch, RecordColumns, normalise_columns
+from semel.records.schema import EncodedBatch, RecordColumns, check_header_keys, normalise_columns
 
 if TYPE_CHECKING:
     from semel.records.kernel import Columns, Writer
@@ -66,6 +66,7 @@ def encode_table(
     if not -1 <= base_sequence <= SEQUENCE_MAX:
         raise ConfigError(f"base_sequence {base_sequence} is outside of -1 to {SEQUENCE_MAX}.")
     columns = normalise_columns(table)
+    check_header_keys(columns)
     if kernel is None:
         records = (columns.record(row, default_timestamp_ms) for row in range(columns.row_count))
         bodies = _write_by_reference(records, batch_bytes_max)

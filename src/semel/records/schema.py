@@ -107,7 +107,7 @@ def normalise_columns(table: pa.Table | pa.RecordBatch) -> RecordColumns:
         row_count=table.num_rows,
         value=as_binary("value", table.column("value")),
         key=None if key is None else as_binary("key", key),
-        headers=None if headers is None else _check_names(_as_headers(headers)),
+        headers=None if headers is None else _as_headers(headers),
         timestamp=None if timestamp is None else _as_milliseconds(timestamp),
     )
 
@@ -150,9 +150,10 @@ def _as_headers(column: pa.ChunkedArray) -> pa.ChunkedArray:
         ) from error
 
 
-def _check_names(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def check_header_keys(columns: RecordColumns) -> None:
+    """Raises ConfigError that names the first row with a header that has no key."""
     row = 0
-    for chunk in column.chunks:
+    for chunk in () if columns.headers is None else columns.headers.chunks:
         entries = chunk.values
         if entries.null_count or entries.field("key").null_count:  # perhaps in no row's list
             for headers in chunk.to_pylist():
@@ -163,7 +164,6 @@ def _check_names(column: pa.ChunkedArray) -> pa.ChunkedArray:
                 row += 1
         else:
             row += len(chunk)
-    return column
 
 
 def _map_as_list(chunk: pa.MapArray) -> pa.ListArray:

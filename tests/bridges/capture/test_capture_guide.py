@@ -78,10 +78,10 @@ def test_the_command_of_the_page_captures_until_it_is_stopped(
 
 
 def test_a_capture_that_cannot_begin_says_one_sentence(source: Source) -> None:
-    """And exits with status 1, without a traceback."""
+    """And exits with the status of a wrong option, without a traceback."""
     semel = str(Path(sys.executable).parent / "semel")
     words = ["capture", source.address, "--name", source.name, "--table", "nowhere", "--bootstrap", source.bootstrap]
     done = subprocess.run([semel, *words], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("There is no table 'nowhere'")
     assert done.stderr.count("\n") == 1
