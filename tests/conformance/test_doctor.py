@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import confluent_kafka
@@ -172,15 +173,31 @@ def test_replication_is_judged_in_a_cluster_of_three(kafka_cluster: ApacheKafka,
 def test_a_ledger_without_a_replica_is_seen(kafka_cluster: ApacheKafka) -> None:
     """Without it exactly-once is lost with one machine. Made again with three, there is nothing to say."""
     bootstrap, ledger = kafka_cluster.bootstrap, "semel-ledger"
-    for replication, rules in ((1, ["internal-topic-not-replicated"]), (3, [])):
-        with semel.Admin({"bootstrap.servers": bootstrap}) as admin:
-            admin.create_topics(
-                ledger, replication=replication, config={"min.insync.replicas": str(min(2, replication))}
-            )
+    with semel.Admin({"bootstrap.servers": bootstrap}) as admin:
+        for replication, rules in ((1, ["internal-topic-not-replicated"]), (3, [])):
+            config = {"min.insync.replicas": str(min(2, replication))}
+            until_done(lambda n=replication, c=config: admin.create_topics(ledger, replication=n, config=c))
             try:
-                assert rules_of(bootstrap, ledger) == rules
+                until_done(lambda expected=rules: check_rules(bootstrap, ledger, expected))
             finally:
-                admin.delete_topics(ledger)
+                until_done(lambda: admin.delete_topics(ledger))
+
+
+def check_rules(bootstrap: str, topic: str, expected: list[str]) -> None:
+    assert rules_of(bootstrap, topic) == expected
+
+
+def until_done(step: Callable[[], object]) -> None:
+    """Each broker hears of a topic that was deleted and made again in its own time."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            step()
+            return
+        except (semel.SemelError, AssertionError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def test_a_running_pipeline_is_found_by_its_name(kafka: KafkaUnderTest, target: Target, new_topic: NewTopic) -> None:
