@@ -80,11 +80,11 @@ def test_what_stays_is_printed_above_what_moves() -> None:
 
 
 def test_the_words_of_the_innermost_work_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever works tells it by `tell`, without being handed anything; after the block nobody listens."""
+    """`tell` needs nothing from the caller, and does nothing after the block."""
     with terminal() as (leader, path), open(path, "w", encoding="utf-8") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
         with working("starting"):
             tell("measuring records")
             shown = read_until(leader, b"measuring records")
-        tell("nobody is told")
+        tell("after the block")
     assert b"starting" not in shown

@@ -31,7 +31,7 @@ def run_sections(
 ) -> list[Section]:
     """Run one section, or all of them. `sizes` are handed on where they are not None; a section knows its own.
 
-    `on_section` is told of each before it begins.
+    `on_section` is called with the name of each before it begins.
     """
     if name is not None and name not in SECTIONS:
         raise ConfigError(f"There is no bench section {name!r}; there are {', '.join(SECTIONS)}.")

@@ -122,7 +122,7 @@ def bridge_settings(
 ) -> dict[str, object]:
     """The settings of a relay's or a capture's producer, with Kafka's own defaults: nobody waits for it.
 
-    A flag that it refuses is handed on, so that the user is told.
+    A setting that a relay may not have is left out of a file, but not of a flag, so that the relay refuses it by name.
     """
     settings = _bridge_settings(_HERE, bootstrap, profile, config, setting, role="producer")
     if "bootstrap.servers" not in settings:

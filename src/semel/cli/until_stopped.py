@@ -1,4 +1,4 @@
-"""Commands that run until they are stopped: Ctrl-C ends them in order, and an error is one sentence."""
+"""Commands that run until they are stopped: Ctrl-C ends them in order."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import signal
 import threading
 from collections.abc import Callable
 from typing import TypeVar
-
-from semel.cli.output import expected_errors
 
 _R = TypeVar("_R")
 
@@ -23,5 +21,4 @@ def until_stopped(run: Callable[[threading.Event], _R]) -> _R:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends it at once
 
     signal.signal(signal.SIGINT, on_interrupt)
-    with expected_errors():
-        return run(stop)
+    return run(stop)

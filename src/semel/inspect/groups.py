@@ -72,7 +72,7 @@ def group_report(
     """Members, offsets and lag of one group; its state is "Dead" if there is none of that name.
 
     The log is read from the committed offsets to the end, `bytes_max` in all. Where that is not enough, the rest is
-    told as `unread_offsets`. `on_partition` is told which of how many is read, before each.
+    counted in `unread_offsets`. `on_partition` is called before each partition, with its number and how many there are.
     """
     admin = Admin(cluster)
     described = _describe(admin, group)

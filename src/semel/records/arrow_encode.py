@@ -247,7 +247,7 @@ def _write_record(record: Record, timestamps: list[int]) -> bytearray:
 
 
 def too_large(row: int, size: int, limit: int) -> RecordTooLarge:
-    """What a user is told of a record that fits into no batch."""
+    """The error for a record that fits into no batch."""
     return RecordTooLarge(
         f"Row {row} takes {size} bytes in a batch of its own, more than the limit of {limit}; no row was encoded. "
         "Raise max.request.size here and max.message.bytes of the topic (message.max.bytes of the broker), or make the "
